@@ -46,7 +46,7 @@ for script in ppo_graph ppo_framestack; do
 done
 add "Assign" assign ppo_graph_agents "--env-id envs:Assign-v0 --total-timesteps 40960"
 "$PYTHON" benchmark/run.py --table $TABLE --seeds ${SEEDS:-1 2 3} "$@" --commands "${commands[@]}"
-"$PYTHON" benchmark/report.py --table $TABLE --beside optimum.csv --systems "${systems[@]}" \
+"$PYTHON" benchmark/report.py --table $TABLE --beside ../beside.csv --systems "${systems[@]}" \
     --note "The optimum of NodeAmount is the best return of sampled actions without memory (independent heads: the best of
 theirs); greedy ones repeat the choice. simple_spread: uniformly random actions earn -28.0 (60 episodes). Colouring is at 8
 after 10,000 steps, but falls to 4 and comes back several times; another run of the same command ended at 8.000."

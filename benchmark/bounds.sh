@@ -1,6 +1,6 @@
 #!/bin/bash
 # One task of two numbers, Dials-v0, with five kinds of bounds: Box actions are scaled to them. 15 runs of 40 seconds on a
-# core that other jobs share. unscaled.csv beside its runs is what d096af4, which clipped and did not scale, had with the same flags.
+# core that other jobs share. results/beside.csv has what d096af4, which clipped and did not scale, had with the same flags.
 #
 #     bash benchmark/bounds.sh [FLAGS OF run.py]
 set -euo pipefail
@@ -18,5 +18,5 @@ for bounds in "-1 1" "0 1000" "10 12" "-0.01 0.01" "-1 3"; do
     systems+=("Dials|$low to $high=bounds_${low}_${high}_*")
 done
 "$PYTHON" benchmark/run.py --table $TABLE --seeds ${SEEDS:-1 2 3} "$@" --commands "${commands[@]}"
-"$PYTHON" benchmark/report.py --table $TABLE --beside unscaled.csv --systems "${systems[@]}" --scale 0.125 \
+"$PYTHON" benchmark/report.py --table $TABLE --beside ../beside.csv --systems "${systems[@]}" --scale 0.125 \
     --ylabel "reward per step"

@@ -3,7 +3,7 @@
 # without velocities, Recall, GraphExplore, memory in pixels and in MiniGrid. The LSTM's runs are those of the tables of these
 # tasks (popgym.sh, stateless_cartpole.sh and so on). Three seeds of both cells take about 12 hours of one core, without
 # `popgym pixels minigrid recall_200` 90 minutes. Goes on where it was stopped; PARTS, CELLS, SEEDS and --max-minutes take
-# less at a time. Needs `pip install popgym` and benchmark/requirements-pixel-memory.txt beside requirements.txt.
+# less at a time. Needs `pip install popgym` and benchmark/requirements-minigrid.txt beside requirements.txt.
 #
 #     bash benchmark/cells.sh [FLAGS OF run.py]     # PARTS="cartpole recall explore popgym recall_200 pixels minigrid table"
 set -euo pipefail
@@ -48,9 +48,9 @@ for part in ${PARTS:-cartpole recall explore popgym recall_200 pixels minigrid t
             for task in "${popgym[@]}"; do panel "$task" popgym lstm "popgym-$task-v0"; done
             panel PixelMemory ppo_gtrxl lstm PixelMemory-v0
             panel MemoryS11 minigrid_memory lstm MiniGrid-MemoryS11-v0
-            "$PYTHON" benchmark/report.py --table $TABLE --skip --columns steps MMER final greedy --bounds bounds.csv \
+            "$PYTHON" benchmark/report.py --table $TABLE --skip --columns steps MMER final greedy --bounds ../task_bounds.csv \
                 --systems "${systems[@]}" --note "Default flags but --cell. MMER: the best mean return of 65,536 steps. The
 LSTM's runs are those of the tables of these tasks. Runs shared the cores with others: seconds say nothing, see
-[speed](../speed/cells.md)." "The normalised mean maps the bounds of a task's return to 0 and 1." ;;
+[speed](../speed/tables.md#cells)." "The normalised mean maps the bounds of a task's return to 0 and 1." ;;
     esac
 done

@@ -11,6 +11,7 @@ An instance without any solution in time has no makespan there. The tables of jo
 flexible_job_shop.py show the gaps.
 """
 
+import itertools
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,19 +23,8 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from cleanrl_graph.envs import flexible_job_shop, job_shop  # noqa: E402
 
-COLUMNS = (
-    "suite",
-    "instance",
-    "seconds",
-    "workers",
-    "status",
-    "makespan",
-    "bound",
-    "best_known",
-    "wall_time",
-    "version",
-    "cpu",
-)
+COLUMNS = """suite instance seconds workers status makespan bound best_known wall_time version
+    cpu""".split()
 Jobs = list[list[dict[int, int]]]  # per job and operation: machine -> time
 
 
@@ -65,12 +55,8 @@ def flexible_instance(name: str) -> tuple[Jobs, int, int]:
     """The same of a named flexible job shop."""
     times, operations, best_known, _ = flexible_job_shop.load_instance(name)
     options = [{m: t for m, t in enumerate(row) if t} for row in times.tolist()]
-    ends = operations.cumsum().tolist()
-    return (
-        [options[end - n : end] for n, end in zip(operations.tolist(), ends)],
-        times.shape[1],
-        best_known,
-    )
+    ends = zip(operations.tolist(), operations.cumsum().tolist())
+    return [options[end - n : end] for n, end in ends], times.shape[1], best_known
 
 
 ENVS = {
@@ -92,15 +78,14 @@ def solve(jobs: Jobs, num_machines: int, seconds: float, workers: int) -> dict:
         ready = 0
         for k, options in enumerate(job):
             start, finish = (model.new_int_var(0, horizon, name) for name in ("start", "finish"))
-            present = (
-                [model.new_bool_var("present") for _ in options] if len(options) > 1 else [None]
-            )
+            present = [None]
+            if len(options) > 1:
+                present = [model.new_bool_var("present") for _ in options]
             for (machine, time), literal in zip(options.items(), present):
-                bar = (
-                    model.new_interval_var(start, time, finish, "")
-                    if literal is None
-                    else model.new_optional_interval_var(start, time, finish, literal, "")
-                )
+                if literal is None:
+                    bar = model.new_interval_var(start, time, finish, "")
+                else:
+                    bar = model.new_optional_interval_var(start, time, finish, literal, "")
                 on_machine[machine].append(bar)
                 bars.append((j, k, machine, start, finish, literal))
             if len(options) > 1:
@@ -116,15 +101,10 @@ def solve(jobs: Jobs, num_machines: int, seconds: float, workers: int) -> dict:
     solver.parameters.max_time_in_seconds, solver.parameters.num_workers = seconds, workers
     status = solver.solve(model)
     found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
-    schedule = (
-        [
-            (j, k, machine, solver.value(start), solver.value(finish))
-            for j, k, machine, start, finish, literal in bars
-            if literal is None or solver.value(literal)
-        ]
-        if found
-        else []
-    )
+    schedule = []
+    for j, k, machine, start, finish, literal in bars if found else ():
+        if literal is None or solver.value(literal):
+            schedule.append((j, k, machine, solver.value(start), solver.value(finish)))
     return {
         "status": solver.status_name(status),
         "makespan": int(solver.objective_value) if found else None,
@@ -143,42 +123,25 @@ def main(args: Args) -> None:
         raise SystemExit(f"--env {args.env}: choose one of {', '.join(ENVS)}")
     env, load = ENVS[args.env]
     if unknown := [suite for suite in args.suites if suite not in env.eval_suites]:
-        raise SystemExit(
-            f"--suites {' '.join(unknown)}: {args.env} has {', '.join(env.eval_suites)}"
-        )
+        suites = ", ".join(env.eval_suites)
+        raise SystemExit(f"--suites {' '.join(unknown)}: {args.env} has {suites}")
     try:
         import ortools
     except ModuleNotFoundError:
-        raise SystemExit(
-            "OR-Tools is not installed: pip install -r benchmark/requirements.txt"
-        ) from None
+        sentence = "OR-Tools is not installed: pip install -r benchmark/requirements.txt"
+        raise SystemExit(sentence) from None
     path = Path(args.results) / f"{args.env}.csv"
-    done, about = (
-        {key_of(row) for row in read(path)},
-        {"version": ortools.__version__, "cpu": cpu_name()},
-    )
-    todo = [
-        (suite, kwargs["instance"], float(seconds), args.workers)
-        for seconds in args.seconds
-        for suite in args.suites
-        for kwargs in env.eval_suites[suite][: args.max_instances]
-    ]
+    done = {key_of(row) for row in read(path)}
+    about = {"version": ortools.__version__, "cpu": cpu_name()}
+    todo = []
+    for seconds, suite in itertools.product(args.seconds, args.suites):
+        for kwargs in env.eval_suites[suite][: args.max_instances]:
+            todo.append((suite, kwargs["instance"], float(seconds), args.workers))
     with added(path, COLUMNS) as add:
-        for suite, name, seconds, workers in tqdm(
-            [key for key in todo if key not in done], unit="instance"
-        ):
-            *instance, best_known = load(name)
-            add(
-                {
-                    "suite": suite,
-                    "instance": name,
-                    "seconds": seconds,
-                    "workers": workers,
-                    "best_known": best_known,
-                    **about,
-                    **solve(*instance, seconds, workers),
-                }
-            )
+        for key in tqdm([key for key in todo if key not in done], unit="instance"):
+            *instance, best_known = load(key[1])
+            row = dict(zip(COLUMNS, key)) | {"best_known": best_known} | about
+            add(row | solve(*instance, *key[2:]))
     print(path)
 
 

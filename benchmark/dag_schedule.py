@@ -49,11 +49,8 @@ def systems_of(args: Args) -> list[tuple[str, str, float, bool]]:
 
 
 def best_alpha(costs: dict, suite: str) -> float:
-    return min(
-        (np.mean(cost), alpha)
-        for (of, _, alpha, tuning), cost in costs.items()
-        if tuning and of == suite
-    )[1]
+    tried = [(np.mean(cost), key[2]) for key, cost in costs.items() if key[3] and key[0] == suite]
+    return min(tried)[1]
 
 
 def play_rules(path: Path, args: Args) -> dict[tuple, np.ndarray]:
@@ -67,22 +64,17 @@ def play_rules(path: Path, args: Args) -> dict[tuple, np.ndarray]:
     def play(suite: str, rule: str, alpha: float, tuning: bool) -> None:
         if len(costs.get((suite, rule, alpha, tuning), ())) >= args.episodes:
             return
-        entries = DagScheduleEnv.eval_suites[suite][: args.episodes]
-        costs[suite, rule, alpha, tuning] = np.array(
-            [
-                play_rule(
-                    rule, alpha=alpha, **entry | {"workload": entry["workload"] + 1000 * tuning}
-                )
-                for entry in entries
-            ]
-        )
+        played = []
+        for entry in DagScheduleEnv.eval_suites[suite][: args.episodes]:
+            workload = entry["workload"] + 1000 * tuning
+            played.append(play_rule(rule, alpha=alpha, **entry | {"workload": workload}))
+        costs[suite, rule, alpha, tuning] = np.array(played)
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(["suite", "rule", "alpha", "tuning", "cost"])
-            writer.writerows(
-                [*key, json.dumps(cost.round(3).tolist())] for key, cost in costs.items()
-            )
+            for key, cost in costs.items():
+                writer.writerow([*key, json.dumps(cost.round(3).tolist())])
 
     for system in tqdm(systems_of(args), desc="rules", mininterval=1):
         play(*system)
@@ -101,41 +93,20 @@ def rows_of(costs: dict, runs: list[dict], args: Args) -> list[dict]:
         found, tuned = [], best_alpha(costs, suite)
         for (of, rule, alpha, tuning), cost in costs.items():
             if of == suite and not tuning:
-                note = (
-                    f", alpha {alpha:g}" + " (tuned)" * (alpha == tuned)
-                    if rule == "weighted fair"
-                    else ""
-                )
-                found.append(
-                    {
-                        "suite": suite,
-                        "system": rule + note,
-                        "mean": np.mean(cost),
-                        "error": np.std(cost) / len(cost) ** 0.5,
-                        "seeds": "",
-                    }
-                )
+                tried = f", alpha {alpha:g}" + " (tuned)" * (alpha == tuned)
+                system = rule + (tried if rule == "weighted fair" else "")
+                error = np.std(cost) / len(cost) ** 0.5
+                found.append({"system": system, "mean": np.mean(cost), "error": error, "seeds": ""})
         best = min(row["mean"] for row in found)
-        seeds = [
-            np.mean(np.array(run["eval"]["greedy"], float)[: args.episodes])
-            for run in runs
-            if run["name"] == suite
-        ]
+        played = [run["eval"]["greedy"] for run in runs if run["name"] == suite]
+        seeds = [np.mean(np.array(costs, float)[: args.episodes]) for costs in played]
         if seeds:
             error = np.std(seeds, ddof=1) / len(seeds) ** 0.5 if len(seeds) > 1 else np.nan
-            found.append(
-                {
-                    "suite": suite,
-                    "system": f"**{script_of(runs)}, greedy**",
-                    "mean": np.mean(seeds),
-                    "error": error,
-                    "seeds": ", ".join(f"{seed:.1f}" for seed in seeds),
-                }
-            )
-        rows += [
-            row | {"change": 100 * (row["mean"] / best - 1)}
-            for row in sorted(found, key=lambda row: row["mean"])
-        ]
+            row = {"system": f"**{script_of(runs)}, greedy**", "mean": np.mean(seeds)}
+            each = ", ".join(f"{seed:.1f}" for seed in seeds)
+            found.append(row | {"error": error, "seeds": each})
+        for row in sorted(found, key=lambda row: row["mean"]):
+            rows.append(row | {"suite": suite, "change": 100 * (row["mean"] / best - 1)})
     return rows
 
 
@@ -149,15 +120,8 @@ def document(rows: list[dict], runs: list[dict], args: Args) -> str:
     lines = [["suite", "system", "mean JCT, s", "beside the best rule, %", "seeds"]]
     for row in rows:
         error = "" if np.isnan(row["error"]) else f" ± {row['error']:.1f}"
-        lines.append(
-            [
-                row["suite"],
-                row["system"],
-                f"{row['mean']:.1f}{error}",
-                f"{row['change']:+.1f}",
-                row["seeds"],
-            ]
-        )
+        cells = [row["suite"], row["system"], f"{row['mean']:.1f}{error}"]
+        lines.append([*cells, f"{row['change']:+.1f}", row["seeds"]])
     parts = [
         "    bash benchmark/dag_schedule.sh",
         f"Mean job completion time (JCT) in seconds on {args.episodes} fixed sets of jobs per "

@@ -1,5 +1,5 @@
 #!/bin/bash
-# The examples of entity-gym beside what the comments of enn-trainer's configs/entity-gym/*.ron say (published.csv). Three
+# The examples of entity-gym beside what the comments of enn-trainer's configs/entity-gym/*.ron say (results/beside.csv). Three
 # seeds. Tasks of one step share most flags, and those of several steps all but --set-layers (PickMatchingBalls) and
 # --activation (Minefield). Minefield and MultiSnake have a third and a twentieth of the published steps. Goes on where it was
 # stopped. Needs, beside requirements.txt:
@@ -65,7 +65,7 @@ for part in ${PARTS:-short long table}; do
             add "MineSweeper|ppo_graph.py=sweeper_*"
             add "Minefield|ppo_graph.py, relative=minefield_*"
             add "MultiSnake, 1 snake|ppo_graph.py, relative=snake_*"
-            "$PYTHON" benchmark/report.py --table $TABLE --beside published.csv --columns steps SPS final greedy \
+            "$PYTHON" benchmark/report.py --table $TABLE --beside ../beside.csv --columns steps SPS final greedy \
                 --systems "${systems[@]}" \
                 --note "Columns return and within: what the comments of enn-trainer's configurations say, and the steps that these
 give. A system without such columns is ours, with its own steps." \

@@ -10,7 +10,6 @@ of 100 samples; the rules run in the same environment; CP-SAT's rows are of benc
 published rows are of results/flexible_job_shop_suites/ published.csv, measured on other machines.
 """
 
-import csv
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,14 +53,12 @@ def our_rows(runs: list[dict]) -> dict[str, dict[str, float]]:
             by_seed.setdefault(run["seed"], {})[suite] = gaps(run, "greedy").mean()
             for rule in (name for name in run["eval"] if name.split()[-1] in RULES):
                 *other, name = rule.split()  # a bare name is in the builder of the environment
-                rows.setdefault(f"{name}, {(*other, 'nondelay')[0]}", {})[suite] = gaps(
-                    run, rule
-                ).mean()
+                own = rows.setdefault(f"{name}, {(*other, 'nondelay')[0]}", {})
+                own[suite] = gaps(run, rule).mean()
         else:
             best = next(name for name in run["eval"] if name.startswith("best of"))
-            rows.setdefault(f"ppo_graph.py {best}, seed {run['seed']}", {})[suite] = gaps(
-                run, best
-            ).mean()
+            own = rows.setdefault(f"ppo_graph.py {best}, seed {run['seed']}", {})
+            own[suite] = gaps(run, best).mean()
     mean = {
         suite: np.mean([row[suite] for row in by_seed.values() if suite in row])
         for suite in dict.fromkeys(suite for row in by_seed.values() for suite in row)
@@ -79,7 +76,7 @@ def our_rows(runs: list[dict]) -> dict[str, dict[str, float]]:
 def solver_rows(path: Path) -> dict[str, dict[str, float]]:
     """Time limit -> suite -> mean gap of CP-SAT, where it has solved all instances of the suite."""
     found = {}
-    for row in csv.DictReader(path.read_text().splitlines()) if path.exists() else []:
+    for row in tables.read(path):
         threads = f"{row['workers']} worker{'s' * (row['workers'] != '1')}"
         name = f"CP-SAT {row['version']}, {float(row['seconds']):g} s, {threads}"
         gap = 100 * (float(row["makespan"] or "nan") / float(row["best_known"]) - 1)
@@ -106,13 +103,10 @@ def main(args: Args) -> None:
     runs = sorted(tables.finished(folder).values(), key=lambda run: run["seed"])
     if not runs:
         raise SystemExit(f"{folder}: no suite has been played")
-    with open(folder / "published.csv", newline="") as file:
-        published = {
-            f"{row['method']} [{row['source']}]": {
-                suite: float(row[suite]) for suite in (*RANDOM, *PUBLIC) if row[suite]
-            }
-            for row in csv.DictReader(file)
-        }
+    published = {}
+    for row in tables.read(folder / "published.csv"):
+        found = {suite: float(row[suite]) for suite in (*RANDOM, *PUBLIC) if row[suite]}
+        published[f"{row['method']} [{row['source']}]"] = found
     ours = our_rows(runs)
     rows = ours | solver_rows(Path(args.results) / "cp_sat" / "FlexibleJobShop-v0.csv") | published
     parts = [

@@ -1,7 +1,7 @@
 """--gnn gine against --gnn gin on tasks of other kinds: returns at the end of short trainings, and
 the CPU time of these.
 
-    python benchmark/gnn_tasks.py --out benchmark/results/speed/gnn_tasks.md
+    python benchmark/gnn_tasks.py --out benchmark/results/speed/tables.md#gnn_tasks
 
 Each run is a process with one thread; those that are in gnn_tasks.csv beside --out are not
 repeated. What a run has learned is the mean return of its 100 greedy episodes. benchmark/speed/
@@ -12,9 +12,7 @@ and gin are the same layer.
 import itertools
 import json
 import os
-import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,9 +20,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import tyro
-from tables import added, read
+from gymnasium import spaces
+from tables import added, put, read
 
 ROOT = Path(__file__).parents[1]
 SCHEDULING = (
@@ -35,7 +35,7 @@ TASKS = {  # name: (script, steps, flags, what an edge says)
     "Routes-v0": (
         "ppo_graph",
         98_304,
-        f'--env-id routes:Routes-v0 --env-kwargs {{"most":12}} {SCHEDULING}',
+        f'--env-id gnn_tasks:Routes-v0 --env-kwargs {{"most":12}} {SCHEDULING}',
         "how far its two cities are apart",
     ),
     "DagSchedule-v0": (
@@ -56,12 +56,58 @@ TASKS = {  # name: (script, steps, flags, what an edge says)
 }
 
 
+class Routes(gym.Env):
+    """The travelling salesman: visit 3 to `most` cities and return to the first one; the reward is
+    minus the distance."""
+
+    def __init__(self, most=10):
+        self.most, self.action_space = most, spaces.Discrete(most)
+        self.observation_space = spaces.Dict(
+            {
+                "graph": spaces.Graph(spaces.Box(-1, 1, (4,)), spaces.Box(0, 2, (1,))),
+                "action_mask": spaces.Sequence(spaces.Box(0, 1, (), np.int8), stack=True),
+            }
+        )
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.cities = self.np_random.random((self.np_random.integers(3, self.most + 1), 2))
+        self.open, self.first, self.at = np.ones(len(self.cities), np.int8), 0, 0
+        self.open[0] = 0
+        return self.observe(), {}
+
+    def step(self, city):
+        before, self.at, self.open[city] = self.at, city, 0
+        distance = np.linalg.norm(self.cities[before] - self.cities[city])
+        done = not self.open.any()
+        if done:
+            distance += np.linalg.norm(self.cities[city] - self.cities[self.first])
+        return self.observe(), -distance, done, False, {}
+
+    def observe(self):
+        marks = np.arange(len(self.cities))[:, None] == [self.at, self.first]
+        links = np.argwhere(~np.eye(len(self.cities), dtype=bool))
+        lengths = np.linalg.norm(
+            self.cities[links[:, 0]] - self.cities[links[:, 1]], axis=1, keepdims=True
+        )
+        nodes = np.hstack([self.cities, marks]).astype(np.float32)
+        mask = self.open if self.open.any() else np.ones_like(self.open)
+        return {
+            "graph": spaces.GraphInstance(nodes, lengths.astype(np.float32), links),
+            "action_mask": mask.copy(),
+        }
+
+
+gym.register("Routes-v0", entry_point=Routes)
+
+
+LAYERS = ("gine", "gin")
 COLUMNS = ("task", "layer", "seed", "greedy_return", "cpu_seconds")
 
 
 @dataclass
 class Args:
-    out: Path = Path("benchmark/results/speed/gnn_tasks.md")
+    out: str = "benchmark/results/speed/tables.md#gnn_tasks"
     """file of the table; the runs are in gnn_tasks.csv beside it"""
     seeds: tuple[int, ...] = (1, 2, 3)
     """seeds of the trainings"""
@@ -72,10 +118,10 @@ class Args:
 
 
 def main(args: Args) -> None:
-    path = args.out.with_suffix(".csv")
+    path = Path(args.out.partition("#")[0]).with_name("gnn_tasks.csv")
     done = {(row["task"], row["layer"], row["seed"]) for row in read(path)}
     with added(path, COLUMNS) as add:
-        for key in itertools.product(map(str, args.seeds), args.tasks, ("gine", "gin")):
+        for key in itertools.product(map(str, args.seeds), args.tasks, LAYERS):
             seed, task, layer = key
             if (task, layer, seed) not in done:
                 figures = train(task, layer, seed, args.scale)
@@ -92,21 +138,13 @@ def main(args: Args) -> None:
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for task, (_, steps, _, edge) in TASKS.items():
-        found = {
-            layer: [runs[key] for key in sorted(runs) if key[:2] == (task, layer)]
-            for layer in ("gine", "gin")
-        }
-        if not all(found.values()):
+        found = [[runs[key] for key in sorted(runs) if key[:2] == (task, x)] for x in LAYERS]
+        if not all(found):
             continue
-        returns = {layer: ", ".join(f"{ret:.3g}" for ret, _ in own) for layer, own in found.items()}
-        seconds = {
-            layer: np.median([seconds for _, seconds in own]) for layer, own in found.items()
-        }
-        lines.append(
-            f"| {task} | {edge} | {steps:,} | {returns['gine']} | {returns['gin']} | "
-            f"{seconds['gine']:.0f} | {seconds['gin']:.0f} |"
-        )
-    args.out.write_text("\n".join(lines) + "\n")
+        returns = [", ".join(f"{ret:.3g}" for ret, _ in own) for own in found]
+        seconds = [f"{np.median([cpu for _, cpu in own]):.0f}" for own in found]
+        lines.append("| " + " | ".join([task, edge, f"{steps:,}", *returns, *seconds]) + " |")
+    put(args.out, "\n".join(lines) + "\n")
     print("\n".join(lines))
 
 
@@ -120,22 +158,16 @@ def train(task: str, layer: str, seed: str, scale: float) -> tuple[float, float]
         *("--eval-episodes", "100", "--checkpoint-every", "0", "--checkpoint-minutes", "0"),
     ]
     with tempfile.TemporaryDirectory() as folder:
-        shutil.copy(ROOT / "benchmark" / "routes.py", folder)
         start = time.perf_counter()
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
+        env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+        files = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        process = subprocess.Popen(command, cwd=folder, env=env, **files)
         output = process.stdout.read()
         _, status, usage = os.wait4(process.pid, 0)
-    if os.waitstatus_to_exitcode(status):
-        raise SystemExit(f"{shlex.join(command)} failed:\n{output[-2000:]}")
-    row = next(line for line in output.splitlines() if line.startswith("| **mean**"))
-    mean = float(re.findall(r"-?[\d.]+(?:e-?\d+)?", row)[-1])
+        if os.waitstatus_to_exitcode(status):
+            raise SystemExit(f"{shlex.join(command)} failed:\n{output[-2000:]}")
+        played = read(next(Path(folder).glob("runs/*/eval.csv")))
+    mean = float(f"{np.mean([float(row['return']) for row in played]):.5g}")
     wall = time.perf_counter() - start
     print(json.dumps([task, layer, seed, mean, round(wall)]), file=sys.stderr)
     return mean, round(usage.ru_utime + usage.ru_stime, 1)

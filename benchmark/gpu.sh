@@ -12,7 +12,7 @@
 #     jobshop   a training and its gaps on la01-40 and ta01-10
 #     recall    a cue over 1,000 steps            minigrid   memory in pixels
 #
-# Each writes DIR/PART.json (raw) and DIR/PART.md (tables) after every row, and leaves out the rows that are in DIR. No row
+# Each writes DIR/results.json (raw) and DIR/tables.md after every row, and leaves out the rows that are in DIR. No row
 # is begun after --minutes. Exit code: 0 all rows are there, 1 a row failed or there is no CUDA device, 3 time was up with
 # rows left: the same command goes on. --dry tries everything on the CPU in about a minute. See benchmark/gpu/README.md.
 set -uo pipefail

@@ -39,52 +39,23 @@ class Test(NamedTuple):
 GAP = "gap, %"
 LIGHTS = "delay, s"
 LARGER = ("ta15x15", "ta20x20", "ta30x20", "ta50x20", "swv")
-TESTS = [
-    Test(
-        "GraphExplore-v0", "share of new nodes", "ppo_lstm_sparse", "per_node", "explore", "return"
-    ),
-    Test("DagSchedule-v0, batch", "completion time, s", "dag_schedule", "batch", "batch"),
-    Test(
-        "DagSchedule-v0, continuous",
-        "completion time, s",
-        "dag_schedule",
-        "continuous",
-        "continuous",
-    ),
-    Test("TrafficLights-v0, grid4x4", LIGHTS, "traffic", "grid4x4", "grid4x4"),
-    *(
-        Test(
-            f"TrafficLights-v0, four maps, {name}",
-            LIGHTS,
-            "traffic",
-            "unseen",
-            "unseen",
-            instances=name,
-        )
-        for name in (
-            "grid4x4",
-            "cologne3",
-            "cologne8",
-            "ingolstadt7",
-            "arterial4x4",
-            "ingolstadt21",
-        )
-    ),
-    *(
-        Test(
-            f"FlexibleJobShop-v0, {suite}",
-            GAP,
-            "flexible_job_shop_suites",
-            f"greedy-{suite}",
-            f"flexible-{suite}",
-        )
-        for suite in ("sd15x10", "sd30x10", "sd40x10", "mk", "edata", "rdata", "vdata")
-    ),
-    *(
-        Test(f"JobShop-v0, {suite}", GAP, "graph_context", f"jobs_without{end}", f"jobs{end}")
-        for suite, end in [("la", ""), *((suite, f"-{suite}") for suite in LARGER)]
-    ),
-]
+MAPS = ("grid4x4", "cologne3", "cologne8", "ingolstadt7", "arterial4x4", "ingolstadt21")
+EXPLORE = ("share of new nodes", "ppo_lstm_sparse", "per_node", "explore", "return")
+TESTS = [Test("GraphExplore-v0", *EXPLORE)]
+for name in ("batch", "continuous"):
+    run = "completion time, s", "dag_schedule", name, name
+    TESTS.append(Test(f"DagSchedule-v0, {name}", *run))
+TESTS.append(Test("TrafficLights-v0, grid4x4", LIGHTS, "traffic", "grid4x4", "grid4x4"))
+for name in MAPS:
+    run = LIGHTS, "traffic", "unseen", "unseen"
+    TESTS.append(Test(f"TrafficLights-v0, four maps, {name}", *run, instances=name))
+for name in ("sd15x10", "sd30x10", "sd40x10", "mk", "edata", "rdata", "vdata"):
+    run = GAP, "flexible_job_shop_suites", f"greedy-{name}", f"flexible-{name}"
+    TESTS.append(Test(f"FlexibleJobShop-v0, {name}", *run))
+for name in ("la", *LARGER):
+    end = "" if name == "la" else f"-{name}"
+    run = GAP, "graph_context", f"jobs_without{end}", f"jobs{end}"
+    TESTS.append(Test(f"JobShop-v0, {name}", *run))
 
 
 def figure(test: Test, run: dict) -> float:

@@ -13,6 +13,7 @@ have one.
 """
 
 import csv
+import itertools
 import re
 import sys
 from collections.abc import Iterable
@@ -27,24 +28,12 @@ from tables import markdown, read, unique
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from cleanrl_graph.envs import job_shop  # noqa: E402
 
-GROUPS = (
-    "15x15",
-    "20x15",
-    "20x20",
-    "30x15",
-    "30x20",
-    "50x15",
-    "50x20",
-    "100x20",
-)  # Taillard's, 10 instances each
+# Taillard's, 10 instances each
+GROUPS = tuple("15x15 20x15 20x20 30x15 30x20 50x15 50x20 100x20".split())
 OTHERS = ("la", "orb", "swv", "abz", "yn")
-L2D = {
-    "l2d6x6": 574.1,
-    "l2d10x10": 988.6,
-    "l2d15x15": 1504.8,
-    "l2d20x20": 2007.8,
-    "l2d30x20": 2508.3,
-}  # as published
+# as published
+L2D = {"l2d6x6": 574.1, "l2d10x10": 988.6, "l2d15x15": 1504.8, "l2d20x20": 2007.8}
+L2D["l2d30x20"] = 2508.3
 SUITES = {
     suite: [kwargs["instance"] for kwargs in job_shop.JobShopEnv.eval_suites[suite]]
     for suite in (*("ta" + group for group in GROUPS), *OTHERS)
@@ -52,13 +41,7 @@ SUITES = {
 SUITES |= {"all ta": [name for group in GROUPS for name in SUITES["ta" + group]]}
 THREE = {f"ta{group}": SUITES[f"ta{group}"][:3] for group in GROUPS[3:]}
 NUMBERS = (16, 128, 512)
-SHORT = (
-    "L2D greedy",
-    "ScheduleNet",
-    "Residual",
-    "SPN greedy",
-    "CP-SAT",
-)  # published rows of the short table
+SHORT = ("L2D greedy", "ScheduleNet", "Residual", "SPN greedy", "CP-SAT")  # of the short table
 SOURCES = """Sources: [a] AndreaCorsini1/SelfLabelingJobShop on GitHub, output/Results.xlsx. [b] Ho
 et al., Residual Scheduling, arXiv 2309.15517, tables 2 to 4. [c] zcaicaros/L2S on GitHub,
 test_results. [d] ScheduleOpt/benchmarks on GitHub, jobshop/solutions. [f] Liao et al., BOPO,
@@ -100,13 +83,11 @@ def our_costs(rows: list[dict], numbers: Iterable[int] = NUMBERS) -> dict[str, d
     for row in sorted(rows, key=lambda row: abs(int(row["samples"]))):
         sampled = int(row["samples"]) > 0
         for number in numbers if sampled else [0]:
-            method = f"ours, {row['name']}, " + (
-                f"best of {number}{heat(row)}" if sampled else kind_of(row)
-            )
-            if np.isfinite(cost := best_of(row, number) if sampled else float(row["cost"])):
-                found.setdefault(method, {}).setdefault(f"seed {row['seed']}", {})[
-                    row["instance"]
-                ] = cost
+            kind = f"best of {number}{heat(row)}" if sampled else kind_of(row)
+            cost = best_of(row, number) if sampled else float(row["cost"])
+            if np.isfinite(cost):
+                seeds = found.setdefault(f"ours, {row['name']}, {kind}", {})
+                seeds.setdefault(f"seed {row['seed']}", {})[row["instance"]] = cost
     return found
 
 
@@ -131,14 +112,8 @@ def rule_costs(names: list[str]) -> dict[str, Costs]:
 
 def gap(costs: Costs, names: list[str]) -> float:
     """Mean gap (%) to the best known makespan, nan if one is missing."""
-    return float(
-        np.mean(
-            [
-                100 * (costs.get(name, np.nan) / job_shop.load_instance(name)[2] - 1)
-                for name in names
-            ]
-        )
-    )
+    best = np.array([job_shop.load_instance(name)[2] for name in names])
+    return float(np.mean(100 * (np.array([costs.get(name, np.nan) for name in names]) / best - 1)))
 
 
 def mean_gap(seeds: dict[str, Costs], names: list[str]) -> float:
@@ -158,41 +133,26 @@ def gap_table(
     lines = [["mean gap, %", *(group.removeprefix("ta") for group in groups)]]
     for method, seeds in ours.items():
         cells = [mean_gap(seeds, names) for names in groups.values()]
-        counts = {
-            sum(set(names) <= set(costs) for costs in seeds.values()) for names in groups.values()
-        } - {0}
-        number = (
-            f"{'up to ' * (len(counts) > 1)}{max(counts, default=0)} seed{'s' * (counts != {1})}"
-        )
-        lines.append([f"**{method}, mean of {number}**", *map(cell, cells)])
-    lines += [
-        [method, *(cell(gap(costs, names)) for names in groups.values())]
-        for method, costs in others.items()
-    ]
-    lines += [
-        [method, *(row.get(group, "") for group in groups)] for method, row in published.items()
-    ]
+        num_seeds = lambda names: sum(set(names) <= set(costs) for costs in seeds.values())
+        counts = {num_seeds(names) for names in groups.values()} - {0}
+        most = f"{'up to ' * (len(counts) > 1)}{max(counts, default=0)} seed{'s' * (counts != {1})}"
+        lines.append([f"**{method}, mean of {most}**", *map(cell, cells)])
+    for method, costs in others.items():
+        lines.append([method, *(cell(gap(costs, names)) for names in groups.values())])
+    for method, row in published.items():
+        lines.append([method, *(row.get(group, "") for group in groups)])
     return [line for line in lines if any(line[1:])]
 
 
 def short_table(table: list, solver: dict[str, Costs]) -> list:
     """A row per group: the greedy schedules of our models, the published dispatchers, and
     CP-SAT."""
-    keep = [
-        line
-        for line in table[1:]
-        if line[0].startswith("**")
-        and "greedy" in line[0]
-        or line[0].startswith(SHORT)
-        or line[0] in solver
-    ]
-    return [
-        list(column)
-        for column in zip(
-            ["jobs x machines", *table[0][1:]],
-            *([line[0].split(" (")[0].split(" [")[0], *line[1:]] for line in keep),
-        )
-    ]
+    rows = [["jobs x machines", *table[0][1:]]]
+    for name, *cells in table[1:]:
+        is_ours = name.startswith("**") and "greedy" in name
+        if is_ours or name.startswith(SHORT) or name in solver:
+            rows.append([name.split(" (")[0].split(" [")[0], *cells])
+    return [list(column) for column in zip(*rows)]
 
 
 def seconds_table(rows: list[dict]) -> list:
@@ -218,34 +178,25 @@ def l2d_table(rows: list[dict]) -> list:
         by_seed = {}
         for row in rows:
             if row["name"] == name and row["suite"] in L2D and not int(row["samples"]):
-                by_seed.setdefault(row["suite"], {}).setdefault(row["seed"], []).append(
-                    float(row["cost"])
-                )
-        whole = {
-            suite: [np.mean(costs) for costs in seeds.values() if len(costs) == 100]
-            for suite, seeds in by_seed.items()
-        }
-        lines.append(
-            [
-                f"**ours, {name}, greedy**",
-                *(f"{np.mean(whole[suite]):.1f}" if whole.get(suite) else "" for suite in L2D),
-            ]
-        )
+                seeds = by_seed.setdefault(row["suite"], {})
+                seeds.setdefault(row["seed"], []).append(float(row["cost"]))
+        cells = []
+        for suite in L2D:
+            whole = [costs for costs in by_seed.get(suite, {}).values() if len(costs) == 100]
+            cells.append(f"{np.mean(whole):.1f}" if whole else "")
+        lines.append([f"**ours, {name}, greedy**", *cells])
     return [line for line in lines if any(line[1:])]
 
 
 def family_table(rows: list[dict]) -> list:
     """Mean gap (%) to the lower bound on the families of schedules.FAMILIES: ours greedily, mean of
     the seeds, and the best of the rules of either builder."""
-    ours, suites = (
-        {},
-        dict.fromkeys(row["suite"] for row in rows if schedules.MADE.fullmatch(row["suite"])),
-    )
+    is_made = schedules.MADE.fullmatch
+    ours, suites = {}, dict.fromkeys(row["suite"] for row in rows if is_made(row["suite"]))
     for row in rows:
         if row["suite"] in suites and not int(row["samples"]):
-            ours.setdefault(f"**ours, {row['name']}, greedy**", {}).setdefault(
-                row["instance"], []
-            ).append(float(row["cost"]))
+            own = ours.setdefault(f"**ours, {row['name']}, greedy**", {})
+            own.setdefault(row["instance"], []).append(float(row["cost"]))
     lines = [["mean gap, %", *ours, "best rule", "which", "instances"]]
     for suite in suites:
         costs, bounds = {}, {}
@@ -253,28 +204,18 @@ def family_table(rows: list[dict]) -> list:
             env = job_shop.JobShopEnv(instance=instance)
             env.reset()
             bounds[name] = env.bound
-            for dispatch in ("nondelay", "active"):
-                for rule in job_shop.RULES[:-1]:
-                    costs.setdefault(f"{rule}, {dispatch}", {})[name] = job_shop.play_rule(
-                        instance["times"], instance["machines"], rule, dispatch
-                    )
-        costs |= {
-            method: {name: np.mean(found.get(name, np.nan)) for name in bounds}
-            for method, found in ours.items()
-        }
-        gaps = {
-            method: np.mean([100 * (found[name] / bounds[name] - 1) for name in bounds])
-            for method, found in costs.items()
-        }
+            shop = instance["times"], instance["machines"]
+            for way, rule in itertools.product(("nondelay", "active"), job_shop.RULES[:-1]):
+                cost = job_shop.play_rule(*shop, rule, way)
+                costs.setdefault(f"{rule}, {way}", {})[name] = cost
+        for method, found in ours.items():
+            costs[method] = {name: np.mean(found.get(name, np.nan)) for name in bounds}
+        gaps = {}
+        for method, found in costs.items():
+            gaps[method] = np.mean([100 * (found[name] / bounds[name] - 1) for name in bounds])
         best = min((method for method in gaps if method not in ours), key=gaps.get)
-        lines.append(
-            [
-                suite,
-                *(cell(gaps[method]) for method in [*ours, best]),
-                best,
-                schedules.FAMILIES[schedules.MADE.fullmatch(suite)[1]],
-            ]
-        )
+        cells = [cell(gaps[method]) for method in [*ours, best]]
+        lines.append([suite, *cells, best, schedules.FAMILIES[is_made(suite)[1]]])
     return lines
 
 
@@ -320,9 +261,8 @@ def plot(rows: list[dict], solver: dict[str, Costs], path: Path) -> None:
             style = "*" if label.endswith("greedy") else "^" if "directions" in label else "o-"
             colour = colours.setdefault(label, f"C{len(colours) + (len(colours) > 2)}")
             seconds, gaps, nums = zip(*sorted(points))
-            (lines[label],) = axis.plot(
-                seconds, gaps, style, color=colour, ms=4 + 4 * (style == "*")
-            )
+            size = 4 + 4 * (style == "*")
+            (lines[label],) = axis.plot(seconds, gaps, style, color=colour, ms=size)
             seeds |= set(nums) if "best of" in label else set()
         limits = {float(re.search(r"([\d.]+) s,", name)[1]): name for name in solver}
         costs = [(limit, gap(solver[limits[limit]], names)) for limit in sorted(limits)]
@@ -347,23 +287,17 @@ def plot(rows: list[dict], solver: dict[str, Costs], path: Path) -> None:
 
 def main(args: Args) -> None:
     folder = Path(args.results) / "job_shop"
-    rows, solver_path = (
-        read(folder / "schedules.csv"),
-        Path(args.results) / "cp_sat" / "JobShop-v0.csv",
-    )
+    rows = read(folder / "schedules.csv")
     if not rows:
         raise SystemExit(f"{folder / 'schedules.csv'}: no instance has been played")
-    ours, solver = our_costs(rows), solver_costs(solver_path)
-    rules = rule_costs(
-        [name for suite, names in SUITES.items() if suite != "all ta" for name in names]
-    )
-    with open(folder / "published.csv", newline="") as file:
-        published = {
-            f"{row['method']} [{row['source']}]": {
-                "all ta" if name == "all 80" else "ta" + name: value for name, value in row.items()
-            }
-            for row in csv.DictReader(file)
-        }
+    ours = our_costs(rows)
+    solver = solver_costs(Path(args.results) / "cp_sat" / "JobShop-v0.csv")
+    single = [names for suite, names in SUITES.items() if suite != "all ta"]
+    rules = rule_costs([name for names in single for name in names])
+    published = {}
+    for row in read(folder / "published.csv"):
+        groups = {"all ta" if name == "all 80" else "ta" + name: x for name, x in row.items()}
+        published[f"{row['method']} [{row['source']}]"] = groups
     per_instance = {}
     for row in job_shop.published().values():
         for method, value in row.items():
@@ -407,9 +341,8 @@ def main(args: Args) -> None:
         for method, seeds in ours.items():
             for seed, costs in seeds.items():
                 values = [gap(costs, names) for names in SUITES.values()]
-                writer.writerow(
-                    [method, seed, *("" if np.isnan(value) else f"{value:.3f}" for value in values)]
-                )
+                cells = ["" if np.isnan(value) else f"{value:.3f}" for value in values]
+                writer.writerow([method, seed, *cells])
     plot(rows, solver, folder / "gaps.png")
     print(f"{(folder / 'table.md').read_text()}\n{folder / 'table.md'}")
 

@@ -1,7 +1,7 @@
 """What the scripts would ask of a GPU: waits of the host, copies, launches. It needs no GPU, but
 PyTorch's build for the CPU and a C++ compiler.
 
-    python benchmark/launches.py --out benchmark/results/speed/launches.md
+    python benchmark/launches.py --out benchmark/results/speed/tables.md#launches
 
 Counted on the device of tests/virtual_cuda.py, per step of the policy (4 environments at once, with
 the storage of their observations) and per minibatch (gather, forward, backward, optimizer). Numbers
@@ -12,6 +12,7 @@ may launch several kernels for one.
 
 import contextlib
 import importlib
+import itertools
 import os
 import sys
 import warnings
@@ -26,23 +27,17 @@ import virtual_cuda  # noqa: E402
 from common import report  # noqa: E402
 
 NETWORK = dict(hidden_dims=(16,), gnn_dim=8, gnn_layers=2, num_envs=4)
+CARTPOLE = dict(env_id="CartPole-v1", prev_action=False)
+EXPLORE = dict(env_id="envs:GraphExplore-v0", remember_edges=True, prev_action=False)
 ROWS = {  # name: (script, flags)
     "graph, CartPole": ("ppo_graph", dict(env_id="CartPole-v1")),
     "graph, JobShop": ("ppo_graph", dict(env_id="envs:JobShop-v0")),
     "framestack, StatelessCartPole": ("ppo_framestack", dict(env_id="envs:StatelessCartPole-v1")),
-    "lstm, CartPole": ("ppo_lstm_sparse", dict(env_id="CartPole-v1", prev_action=False)),
-    "lstm, GraphExplore with edges": (
-        "ppo_lstm_sparse",
-        dict(env_id="envs:GraphExplore-v0", remember_edges=True, prev_action=False),
-    ),
-    "gtrxl, CartPole, memory 50": (
-        "ppo_gtrxl",
-        dict(env_id="CartPole-v1", memory_length=50, num_layers=2, prev_action=False),
-    ),
+    "lstm, CartPole": ("ppo_lstm_sparse", CARTPOLE),
+    "lstm, GraphExplore with edges": ("ppo_lstm_sparse", EXPLORE),
+    "gtrxl, CartPole, memory 50": ("ppo_gtrxl", CARTPOLE | dict(memory_length=50, num_layers=2)),
 }
-COLUMNS = [
-    (unit, kind) for unit in ("step", "minibatch") for kind in ("waits", "copies", "launches")
-]
+COLUMNS = list(itertools.product(("step", "minibatch"), ("waits", "copies", "launches")))
 
 
 @dataclass
@@ -57,14 +52,9 @@ def count(name: str) -> tuple[dict, list[float]]:
     """What each unit of a row asks for, by kind and operation, and the figures of the row."""
     script, flags = ROWS[name]
     with contextlib.redirect_stderr(open(os.devnull, "w")):
-        rates = virtual_cuda.rates(
-            importlib.import_module(f"cleanrl_graph.{script}"),
-            steps=(16, 24),
-            minibatches=(2, 4),
-            epochs=2,
-            **NETWORK,
-            **flags,
-        )
+        module = importlib.import_module(f"cleanrl_graph.{script}")
+        sizes = dict(steps=(16, 24), minibatches=(2, 4), epochs=2)
+        rates = virtual_cuda.rates(module, **sizes, **NETWORK, **flags)
     return rates, [sum(rates[unit][kind].values()) for unit, kind in COLUMNS]
 
 

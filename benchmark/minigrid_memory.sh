@@ -1,7 +1,7 @@
 #!/bin/bash
 # MiniGrid-MemoryS11-v0, one million steps with default flags: transformer and LSTM three seeds, no memory one; 110 minutes of
 # one core. Goes on where it was stopped; PARTS, SEEDS and --max-minutes take less at a time. Needs
-# `pip install -r benchmark/requirements-pixel-memory.txt` beside requirements.txt.
+# `pip install -r benchmark/requirements-minigrid.txt` beside requirements.txt.
 #
 #     bash benchmark/minigrid_memory.sh [FLAGS OF run.py]     # PARTS="gtrxl lstm none table" is the default
 set -euo pipefail

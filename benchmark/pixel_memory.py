@@ -5,7 +5,7 @@ PYTHONPATH=benchmark.
 
 An object (key or ball) lies in the corner of a room. The agent starts somewhere in the middle row,
 may look at it, leaves the room and chooses at a junction between a key and a ball: the same object
-is right. Needs `pip install -r benchmark/requirements-pixel-memory.txt`.
+is right. Needs `pip install -r benchmark/requirements-minigrid.txt`.
 
 Observation: what the agent sees as pixels, uint8 [tiles tile_size, tiles tile_size, 3], as
 RGBImgPartialObsWrapper. Action: 0 turns left, 1 turns right, 2 moves forward: the first three of

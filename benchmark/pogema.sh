@@ -43,6 +43,6 @@ for part in $PARTS; do
             "$PYTHON" benchmark/report.py --table $TABLE --skip --systems \
                 "each robot an agent=agents_*" "without links=no_links_*" "without cost-to-go=no_cost_*" \
                 "one reward for all robots=joint_*" \
-                --note "The return is the sum over an episode of the robots' mean reward, on tasks of the training. Throughputs: scores.md." ;;
+                --note "The return is the sum over an episode of the robots' mean reward, on tasks of the training. Throughputs: tables.md." ;;
     esac
 done

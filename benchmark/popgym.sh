@@ -27,7 +27,7 @@ for part in ${PARTS:-lstm plain gtrxl frames none table}; do
         none) run ${SEEDS:-1} --commands "memoryless=cleanrl_graph/ppo_graph.py $flags $alike" ;;
         table)
             "$PYTHON" benchmark/report.py --table $TABLE --columns steps SPS MMER final greedy --target 0.97 \
-                --beside published.csv --bounds bounds.csv --skip --systems \
+                --beside ../beside.csv --bounds ../task_bounds.csv --skip --systems \
                 "ppo_lstm_sparse.py=lstm_*" "ppo_gtrxl.py=gtrxl_*" "plain PPO with an LSTM=plain_*" \
                 "ppo_framestack.py=framestack_*" "ppo_graph.py (no memory)=memoryless_*" \
                 --note "MMER is the figure of the POPGym paper: the best mean return of 65,536 steps. Published: Morad et

@@ -19,5 +19,5 @@ done
 "$PYTHON" benchmark/report.py --table $TABLE --reference 16 optimum --ylabel "right answers of 16" \
     --systems "last 3 graphs=graphs_3_*" "last 2 graphs=graphs_2_*" "1 graph=graphs_1_*" \
     --note "LastGraphs-v0, 16 answers per episode: the optimum is 16, the best without memory 9.19. One row per number of
-graphs that the policy sees (--obs-shifts). Bytes and time of views: [views.md](views.md)."
-[ -n "${SKIP_VIEWS:-}" ] || "$PYTHON" benchmark/speed/views.py --out benchmark/results/$TABLE/views.md
+graphs that the policy sees (--obs-shifts). Bytes and time of views: [table](../speed/tables.md#views)."
+[ -n "${SKIP_VIEWS:-}" ] || "$PYTHON" benchmark/speed/views.py --out benchmark/results/speed/tables.md#views

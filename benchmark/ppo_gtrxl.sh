@@ -1,6 +1,6 @@
 #!/bin/bash
 # Memory in pixels: MiniGrid's memory environment (see pixel_memory.py), with a transformer, an LSTM and no memory, in 16 to
-# 40 minutes on one core. Needs `pip install -r benchmark/requirements-pixel-memory.txt` beside requirements.txt.
+# 40 minutes on one core. Needs `pip install -r benchmark/requirements-minigrid.txt` beside requirements.txt.
 #
 #     bash benchmark/ppo_gtrxl.sh [FLAGS OF run.py]
 set -euo pipefail

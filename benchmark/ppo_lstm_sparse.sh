@@ -14,7 +14,7 @@ alike="--num-envs 16 --learning-rate 1e-3 --ent-coef 0 --no-clip-vloss --norm-ob
     "per_node=cleanrl_graph/ppo_lstm_sparse.py $flags" \
     "per_env=cleanrl_graph/ppo_lstm_sparse.py $flags --no-state-per-node" \
     "no_memory=cleanrl_graph/ppo_graph.py $flags $alike"
-"$PYTHON" benchmark/report.py --table $TABLE --episodes 500 --beside reference.csv \
+"$PYTHON" benchmark/report.py --table $TABLE --episodes 500 --beside ../beside.csv \
     --reference 0.686 "depth first, perfect memory" --ylabel "share of new nodes" \
     --systems "one LSTM state per node=per_node_*" "one LSTM state per environment=per_env_*" \
     "no memory (ppo_graph.py)=no_memory_*" \

@@ -34,10 +34,8 @@ def density(links: set[tuple[int, int]], nodes: tuple[int, ...]) -> float:
 
 def densest(links: set[tuple[int, int]], num_nodes: int, most: int) -> float:
     """The highest density of at most `most` nodes, of all subsets."""
-    sizes = range(1, most + 1)
-    return max(
-        density(links, nodes) for size in sizes for nodes in combinations(range(num_nodes), size)
-    )
+    subsets = [combinations(range(num_nodes), size) for size in range(1, most + 1)]
+    return max(density(links, nodes) for some in subsets for nodes in some)
 
 
 def degrees(links: set[tuple[int, int]], num_nodes: int) -> np.ndarray:

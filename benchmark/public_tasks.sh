@@ -1,7 +1,7 @@
 #!/bin/bash
 # Two environments from PyPI, as they are and with default flags: the densest subgraph of graph-envs, whose mask is
 # info["mask"], and MiniGrid's GoToDoor with its mission and without. Three seeds, 60 minutes of one core. Goes on where it
-# was stopped. Needs `pip install -r benchmark/requirements-public-tasks.txt` beside requirements.txt.
+# was stopped. Needs `pip install -r benchmark/requirements-minigrid.txt` beside requirements.txt.
 #
 #     bash benchmark/public_tasks.sh [FLAGS OF run.py]
 set -euo pipefail

@@ -9,7 +9,7 @@ PYTHON=${PYTHON:-python}
 RESULTS=benchmark/results/reliability
 export OMP_NUM_THREADS=1
 
-"$PYTHON" benchmark/reliability/kill.py --times 40 --out $RESULTS/kill.md
-"$PYTHON" benchmark/reliability/soak.py --total-timesteps 2000000 --out $RESULTS/soak.md
-"$PYTHON" benchmark/reliability/soak.py --total-timesteps 1000000 --num-workers 1 --out $RESULTS/soak_workers.md
+"$PYTHON" benchmark/reliability/kill.py --times 40 --out $RESULTS/tables.md#kill
+"$PYTHON" benchmark/reliability/soak.py --total-timesteps 2000000 --out $RESULTS/tables.md#soak
+"$PYTHON" benchmark/reliability/soak.py --total-timesteps 1000000 --num-workers 1 --out $RESULTS/tables.md#soak_workers
 "$PYTHON" tests/tries.py --out $RESULTS

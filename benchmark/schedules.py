@@ -15,6 +15,7 @@ well. Suites are those of JobShop-v0, the test sets of L2D (Zhang et al. 2020), 
 flow15x15: 10 random instances.
 """
 
+import itertools
 import os
 import re
 import sys
@@ -34,19 +35,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from cleanrl_graph.envs import job_shop  # noqa: E402
 from cleanrl_graph.services.policy import Policy, load_policy  # noqa: E402
 
-COLUMNS = (
-    "name",
-    "seed",
-    "suite",
-    "instance",
-    "samples",
-    "temperature",
-    "cost",
-    "best_known",
-    "seconds",
-    "costs",
-    "commit",
-    "cpu",
+COLUMNS = tuple(
+    "name seed suite instance samples temperature cost best_known seconds costs commit cpu".split()
 )
 
 FAMILIES = {  # instances that differ in one thing from times of 1 to 99 and routes at random
@@ -112,13 +102,9 @@ def family_instances(suite: str) -> dict[str, dict]:
             machines = np.tile(np.arange(num_machines), (num_jobs, 1))
         elif family in ("halves", "slowhalves"):
             half = (num_machines + 1) // 2
-            machines = np.concatenate(
-                [
-                    rng.random((num_jobs, half)).argsort(axis=1),
-                    half + rng.random((num_jobs, num_machines - half)).argsort(axis=1),
-                ],
-                axis=1,
-            )
+            first = rng.random((num_jobs, half)).argsort(axis=1)
+            second = rng.random((num_jobs, num_machines - half)).argsort(axis=1)
+            machines = np.concatenate([first, half + second], axis=1)
         if family == "slowhalves":
             times = rng.integers(1, 201, shape)
         elif family == "narrow":
@@ -128,9 +114,8 @@ def family_instances(suite: str) -> dict[str, dict]:
         elif family == "exponential":
             times = np.ceil(rng.exponential(50, shape)).astype(int)
         elif family == "bimodal":
-            times = np.where(
-                rng.random(shape) < 0.8, rng.integers(1, 21, shape), rng.integers(80, 201, shape)
-            )
+            short = rng.random(shape) < 0.8
+            times = np.where(short, rng.integers(1, 21, shape), rng.integers(80, 201, shape))
         elif family == "perjob":
             times = rng.integers(1, 80, (num_jobs, 1)) + rng.integers(0, 21, shape)
         elif family == "permachine":
@@ -145,18 +130,16 @@ def instances_of(suite: str) -> dict[str, object]:
         return l2d_instances(suite)
     if MADE.fullmatch(suite):
         return family_instances(suite)
-    return {
-        kwargs["instance"]: kwargs["instance"] for kwargs in job_shop.JobShopEnv.eval_suites[suite]
-    }
+    names = [kwargs["instance"] for kwargs in job_shop.JobShopEnv.eval_suites[suite]]
+    return dict(zip(names, names))
 
 
 def reverse(instance: str | dict) -> dict:
     """The instance with each job's operations from the last to the first."""
-    times, machines = (
-        (instance["times"], instance["machines"])
-        if isinstance(instance, dict)
-        else (job_shop.load_instance(instance)[:2])
-    )
+    if isinstance(instance, dict):
+        times, machines = instance["times"], instance["machines"]
+    else:
+        times, machines, *_ = job_shop.load_instance(instance)
     return {"times": times[:, ::-1], "machines": machines[:, ::-1]}
 
 
@@ -189,37 +172,27 @@ def cool(policy: Policy, temperature: float) -> None:
 
 
 def key_of(row: dict) -> tuple:
-    return (
-        row["name"],
-        int(row["seed"]),
-        row["suite"],
-        row["instance"],
-        int(row["samples"]),
-        float(row["temperature"] or 1),
-    )
+    numbers = int(row["samples"]), float(row["temperature"] or 1)
+    return row["name"], int(row["seed"]), row["suite"], row["instance"], *numbers
 
 
 def main(args: Args) -> None:
     known = job_shop.JobShopEnv.eval_suites
-    if unknown := [
-        suite
-        for suite in args.suites
-        if suite not in known and not suite.startswith("l2d") and not MADE.fullmatch(suite)
-    ]:
+    is_made = lambda suite: suite.startswith("l2d") or MADE.fullmatch(suite)
+    if unknown := [suite for suite in args.suites if suite not in known and not is_made(suite)]:
         raise SystemExit(
             f"--suites {' '.join(unknown)}: JobShop-v0 has {', '.join(known)}; "
             f"{', '.join(FAMILIES)} are families of instances, named with a size, such as flow15x15"
         )
     if not args.temperature > 0:
-        raise SystemExit(
-            f"--temperature must be above 0, got {args.temperature}; --samples 0 is greedy"
-        )
+        sentence = f"--temperature must be above 0, got {args.temperature}; --samples 0 is greedy"
+        raise SystemExit(sentence)
     torch.set_num_threads(int(os.getenv("OMP_NUM_THREADS", "1")))
     largest = job_shop.JobShopEnv(jobs=100, machines=20)  # actions are nodes of any graph
-    policies = {
-        greedy: load_policy(args.model, largest, 2 if greedy else args.batch, greedy)
-        for greedy in {num <= 0 for num in args.samples}
-    }
+    policies = {}
+    for greedy in {num <= 0 for num in args.samples}:
+        num_envs = 2 if greedy else args.batch
+        policies[greedy] = load_policy(args.model, largest, num_envs, greedy)
     if False in policies:
         cool(policies[False], args.temperature)
     whole = {"lookahead": None} if args.whole else {}
@@ -231,14 +204,12 @@ def main(args: Args) -> None:
             "away, or add what is missing (the temperature of samples was 1)"
         )
     done = {key_of(row) for row in rows}
-    todo = [
-        (suite, name, instance, num)
-        for num in args.samples
-        for suite in args.suites
-        for name, instance in list(instances_of(suite).items())[: args.max_instances]
-        if (args.name, args.seed, suite, name, num, args.temperature if num > 0 else 1.0)
-        not in done
-    ]
+    todo = []
+    for num, suite in itertools.product(args.samples, args.suites):
+        temperature = args.temperature if num > 0 else 1.0
+        for name, instance in list(instances_of(suite).items())[: args.max_instances]:
+            if (args.name, args.seed, suite, name, num, temperature) not in done:
+                todo.append((suite, name, instance, num))
     here = machine()
     commit, *dirty = here["commit"].partition("-")
     about = {"name": args.name, "seed": args.seed, "cpu": here["cpu"]}
@@ -247,28 +218,18 @@ def main(args: Args) -> None:
         for suite, name, instance, num in tqdm(todo, unit="instance"):
             torch.manual_seed(args.seed)
             policy, began, costs = policies[num <= 0], time.perf_counter(), []
-            drawn = [
-                reverse(instance) if k % 2 else instance for k in range({0: 1, -1: 2}.get(num, num))
-            ]
+            count = {0: 1, -1: 2}.get(num, num)
+            drawn = [reverse(instance) if k % 2 else instance for k in range(count)]
             for k in range(0, len(drawn), args.batch):
-                costs += play(
-                    policy,
-                    [policy.make_env(instance=each, **whole) for each in drawn[k : k + args.batch]],
-                )
-            best_known = job_shop.load_instance(name)[2] if isinstance(instance, str) else ""
-            add(
-                {
-                    "suite": suite,
-                    "instance": name,
-                    "samples": num,
-                    "cost": int(min(costs)),
-                    "temperature": args.temperature if num > 0 else "",
-                    "best_known": best_known,
-                    "seconds": round(time.perf_counter() - began, 2),
-                    "costs": " ".join(str(int(cost)) for cost in costs),
-                    **about,
-                }
-            )
+                some = drawn[k : k + args.batch]
+                costs += play(policy, [policy.make_env(instance=each, **whole) for each in some])
+            row = about | {"suite": suite, "instance": name, "samples": num}
+            row["cost"], row["costs"] = int(min(costs)), " ".join(str(int(x)) for x in costs)
+            row["seconds"] = round(time.perf_counter() - began, 2)
+            row["temperature"] = args.temperature if num > 0 else ""
+            is_named = isinstance(instance, str)
+            row["best_known"] = job_shop.load_instance(name)[2] if is_named else ""
+            add(row)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ systems=()
 for task in NearestToMarked=nearest BestOfSet=best_of_set MatchGoal=match; do
     systems+=("${task%=*}|--set-layers 0=${task#*=}_0_*" "${task%=*}|--set-layers 2=${task#*=}_2_*")
 done
-"$PYTHON" benchmark/report.py --table $TABLE --columns steps final greedy --beside optimum.csv \
+"$PYTHON" benchmark/report.py --table $TABLE --columns steps final greedy --beside ../beside.csv \
     --systems "${systems[@]}" \
     --note "The trainings are short. In NearestToMarked an element says nothing of how near it is to the marked one; in
 BestOfSet and MatchGoal the query is a vector that actor and critic see."

@@ -32,23 +32,19 @@ measure() {
     echo "== $((SECONDS / 60)) min: $1" >&2
     "$PYTHON" benchmark/speed/"$@"
 }
-measure layout.py --repeats 7 --out $RESULTS/layout.md
-measure layout.py --tenfold --repeats 5 --out $RESULTS/layout_tenfold.md
-measure sps.py --rounds 3 --total-timesteps 16384 --peer-python "$PEER_PYTHON" --out $RESULTS/sps.md
+measure layout.py --repeats 7 --out $RESULTS/tables.md#layout
+measure layout.py --tenfold --repeats 5 --out $RESULTS/tables.md#layout_tenfold
+measure sps.py --rounds 3 --total-timesteps 16384 --peer-python "$PEER_PYTHON" --out $RESULTS/tables.md#sps
 measure sps.py --total-timesteps 16384 --num-threads 2 --num-envs 64 --gnn-dim 16 --peer-python "$PEER_PYTHON" \
-    --out $RESULTS/sps_2_threads.md
-measure lstm_kernels.py --repeats 3 --out $RESULTS/lstm_kernels.md
-measure attention.py --parts memory --out $RESULTS/attention
+    --out $RESULTS/tables.md#sps_2_threads
+measure lstm_kernels.py --repeats 3 --out $RESULTS/tables.md#lstm_kernels
+measure attention.py --parts memory --out $RESULTS/tables.md#attention
 measure attention.py --parts sps --rounds 1 --total-timesteps 8192 --peer-python "$TRXL_PYTHON" \
-    --peer-script "$CLEANRL/ppo_trxl.py" --out $RESULTS/trxl
-measure cartpole_vs_cleanrl.py --rounds 5 --total-timesteps 50000 --cleanrl "$CLEANRL/ppo.py" --out $RESULTS/cartpole.md
-measure time_to_475.py --rounds 2 --cleanrl "$CLEANRL/ppo.py" --out $RESULTS/time_to_475.md
-measure scaling.py --scripts ppo_graph --milliseconds 1 --seconds 6 --rounds 2 --num-envs 16 --out $RESULTS/scaling.md
+    --peer-script "$CLEANRL/ppo_trxl.py" --out $RESULTS/tables.md#trxl
+measure cartpole_vs_cleanrl.py --rounds 5 --total-timesteps 50000 --cleanrl "$CLEANRL/ppo.py" --out $RESULTS/tables.md#cartpole
+measure time_to_475.py --rounds 2 --cleanrl "$CLEANRL/ppo.py" --out $RESULTS/tables.md#time_to_475
+measure scaling.py --scripts ppo_graph --milliseconds 1 --seconds 6 --rounds 2 --num-envs 16 --out $RESULTS/tables.md#scaling
 
 echo
-echo "All tables after $((SECONDS / 60)) min $((SECONDS % 60)) s, in $RESULTS:"
-for name in layout sps sps_2_threads trxl cartpole time_to_475 scaling attention lstm_kernels; do
-    echo
-    echo "$RESULTS/$name.md"
-    grep '^[|#]' $RESULTS/$name.md
-done
+echo "All tables after $((SECONDS / 60)) min $((SECONDS % 60)) s, in $RESULTS/tables.md:"
+grep '^[|#]' $RESULTS/tables.md

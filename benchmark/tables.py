@@ -17,6 +17,7 @@ import io
 import json
 import os
 import platform
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
@@ -36,6 +37,20 @@ def write(path: Path, content: str | bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+
+
+def put(where: str | Path, text: str) -> None:
+    """Writes text to a file; if `where` is FILE#NAME, as the section NAME of the file."""
+    name, _, section = str(where).partition("#")
+    path = Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if section:
+        parts = re.split(
+            r'^<a id="(\w+)"></a>\n', path.read_text() if path.exists() else "", flags=re.M
+        )
+        sections = dict(zip(parts[1::2], parts[2::2])) | {section: f"\n{text.strip(chr(10))}\n\n"}
+        text = parts[0] + "".join(f'<a id="{key}"></a>\n{own}' for key, own in sections.items())
+    write(path, text)
 
 
 def cell(value: object) -> str:

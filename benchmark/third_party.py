@@ -21,18 +21,14 @@ import report
 import tables
 import tyro
 
+NOTE = (
+    "Other jobs shared the two cores with these runs, so the steps per second say little; 80,000 "
+    "steps are few for Breakout."
+)
 LIMIT = 1e-5  # of debug/collection_mismatch
-COLUMNS = (
-    "package",
-    "version",
-    "environment",
-    "script",
-    "steps",
-    "SPS",
-    "collection mismatch",
-    "return at the start",
-    "at the end",
-    "greedy",
+COLUMNS = tuple(
+    "package,version,environment,script,steps,SPS,collection mismatch,return at the start,"
+    "at the end,greedy".split(",")
 )
 
 
@@ -141,10 +137,8 @@ def rows_of(package: Package, args: Args) -> list[dict]:
             "settings": settings,
         }
         if package.trained:
-            ended, returns = (
-                np.array([float(line[name]) for line in curves[key]])
-                for name in ("episodes", "return")
-            )
+            column = lambda name: np.array([float(line[name]) for line in curves[key]])
+            ended, returns = column("episodes"), column("return")
             row["return at the start"] = mean_of_first(returns, ended, args.episodes)
             row["at the end"] = mean_of_first(returns[::-1], ended[::-1], args.episodes)
             table = settings["eval"] or {}
@@ -156,19 +150,13 @@ def rows_of(package: Package, args: Args) -> list[dict]:
 def cell(name: str, value) -> str:
     if value is None or isinstance(value, str):
         return value or ""
-    return (
-        f"{value:.1e}"
-        if name == "collection mismatch"
-        else f"{value:,.0f}"
-        if name in ("steps", "SPS")
-        else (f"{value:.4g}")
-    )
+    form = {"collection mismatch": ".1e", "steps": ",.0f", "SPS": ",.0f"}.get(name, ".4g")
+    return f"{value:{form}}"
 
 
 def markdown(rows: list[dict], names: tuple[str, ...]) -> str:
-    return tables.markdown(
-        [list(names), *([cell(name, row.get(name)) for name in names] for row in rows)]
-    )
+    lines = [[cell(name, row.get(name)) for name in names] for row in rows]
+    return tables.markdown([list(names), *lines])
 
 
 def gaps(rows: list[dict]) -> list[str]:
@@ -177,40 +165,32 @@ def gaps(rows: list[dict]) -> list[str]:
     for row in rows:
         table = row["settings"]["eval"] or {}
         if "best_known" in table:
-            mean = {
-                name: float(
-                    np.mean(100 * (np.array(table[name]) / np.array(table["best_known"]) - 1))
-                )
-                for name in table
-                if name not in ("instance", "group", "best_known", "cut")
-            }
+            best, costs = np.array(table["best_known"]), []
+            for name in table:
+                if name not in ("instance", "group", "best_known", "cut"):
+                    costs.append(f"{name} {np.mean(100 * (np.array(table[name]) / best - 1)):.1f}%")
             lines.append(
-                f"{row['environment']}, mean gap to the best known makespan of "
-                f"{len(table['instance'])} benchmark instances: "
-                + ", ".join(f"{name} {gap:.1f}%" for name, gap in mean.items())
-                + "."
+                f"{row['environment']}, mean gap to the best known makespan of {len(best)} "
+                f"benchmark instances: {', '.join(costs)}."
             )
     return lines
 
 
 def document(found_of: dict[Package, list[dict]], args: Args) -> str:
-    """table.md; note.md beside it says what else should be known of these runs."""
-    note = Path(args.results) / "third_party" / "note.md"
+    """table.md."""
     rows = [row for found in found_of.values() for row in found]
     about = [row["settings"] for row in rows]
     gymnasium = tables.unique(entry["versions"].get("gymnasium") for entry in about)
     trained = [row for package, found in found_of.items() for row in found if package.trained]
     stepped = [row for package, found in found_of.items() for row in found if not package.trained]
     commands = dict.fromkeys(row["settings"]["command"] for row in trained)
-    if stepped:
-        commands[
-            stepped[0]["settings"]["command"].replace(stepped[0]["settings"]["env_id"], "ID")
-        ] = None
+    for settings in [row["settings"] for row in stepped[:1]]:
+        commands[settings["command"].replace(settings["env_id"], "ID")] = None
     parts = [
         "    bash benchmark/third_party.sh",
         f"{tables.about(about, f', gymnasium {gymnasium}')} The packages come from PyPI into a "
         "virtual environment of their own.",
-        *([note.read_text().strip()] if note.exists() else []),
+        NOTE,
         "Trainings, one seed each:",
         markdown(trained, COLUMNS),
         "SPS: steps per second of the training, everything included; collection mismatch: the "
@@ -225,9 +205,7 @@ def document(found_of: dict[Package, list[dict]], args: Args) -> str:
         "Constructs and steps: one update each, all losses finite.",
         markdown(stepped, COLUMNS[:7]),
         "What is theirs:",
-        "\n".join(
-            f"- **{package.name}**: {package.notes}" for package in found_of if package.notes
-        ),
+        "\n".join(f"- **{each.name}**: {each.notes}" for each in found_of if each.notes),
         "Commands:",
         "\n".join(f"    {command}" for command in commands),
     ]
@@ -236,19 +214,11 @@ def document(found_of: dict[Package, list[dict]], args: Args) -> str:
 
 def draw(args: Args) -> None:
     """The learning curves of the trainings, a panel per environment."""
-    options, groups = (
-        report.Args(
-            "third_party",
-            tuple(p.pattern for p in PACKAGES if p.trained),
-            results=args.results,
-            episodes=args.episodes,
-        ),
-        {},
-    )
+    patterns, groups = tuple(each.pattern for each in PACKAGES if each.trained), {}
+    options = report.Args("third_party", patterns, results=args.results, episodes=args.episodes)
     for run in report.load_all(options):
-        groups.setdefault(
-            (run.panel, re.search(r"ppo_\w+\.py", run.settings["command"])[0]), []
-        ).append(run)
+        script = re.search(r"ppo_\w+\.py", run.settings["command"])[0]
+        groups.setdefault((run.panel, script), []).append(run)
     report.plot(groups, options)
 
 
@@ -259,16 +229,14 @@ def main(args: Args) -> int:
     (folder / "table.md").write_text(document(found_of, args))
     if args.plot:
         draw(args)
-    problems = [
-        f"{package.name}: {len(found)} of {package.num_runs} runs are finished"
-        for package, found in found_of.items()
-        if len(found) != package.num_runs
-    ]
-    problems += [
-        f"{row['environment']}: collection_mismatch {row['collection mismatch']}"
-        for row in rows
-        if not row["collection mismatch"] < LIMIT
-    ]
+    problems = []
+    for package, found in found_of.items():
+        if len(found) != package.num_runs:
+            counts = f"{len(found)} of {package.num_runs}"
+            problems.append(f"{package.name}: {counts} runs are finished")
+    for row in rows:
+        if not (mismatch := row["collection mismatch"]) < LIMIT:
+            problems.append(f"{row['environment']}: collection_mismatch {mismatch}")
     print("\n".join([str(folder / "table.md"), *problems]))
     return bool(problems)
 

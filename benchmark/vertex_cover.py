@@ -85,22 +85,17 @@ def rows_of(runs: list[dict], solver: list[dict]) -> dict[str, dict[int, float]]
     rows = {}
     for column in ("greedy", f"best of {SAMPLES}"):
         own = [run for run in played if column in run["eval"]]
-        means = {
-            (run["seed"], SUITES[run["name"]]): float(np.mean(run["eval"][column])) for run in own
-        }
+        means = {}
+        for run in own:
+            means[run["seed"], SUITES[run["name"]]] = float(np.mean(run["eval"][column]))
         seeds = sorted({seed for seed, _ in means})
         many = f"mean of {len(seeds)} seed{'s' * (len(seeds) != 1)}"
-        for name, some in [(f"**ppo_graph.py {column}, {many}**", seeds)] + [
-            (f"ppo_graph.py {column}, seed {seed}", [seed]) for seed in seeds
-        ]:
-            rows[name] = {
-                nodes: float(np.mean([means[seed, nodes] for seed in some]))
-                for nodes in sizes
-                if all((seed, nodes) in means for seed in some)
-            }
-    rule = {
-        nodes: float(np.mean([greedy_cost(*each) for each in test_set(nodes)])) for nodes in sizes
-    }
+        each = {f"ppo_graph.py {column}, seed {seed}": [seed] for seed in seeds}
+        for name, some in ({f"**ppo_graph.py {column}, {many}**": seeds} | each).items():
+            whole = [n for n in sizes if all((seed, n) in means for seed in some)]
+            mean = lambda nodes: float(np.mean([means[seed, nodes] for seed in some]))
+            rows[name] = {nodes: mean(nodes) for nodes in whole}
+    rule = {n: float(np.mean([greedy_cost(*each) for each in test_set(n)])) for n in sizes}
     costs = {}
     for row in solver:
         costs.setdefault(int(row["nodes"]), []).append(float(row["cost"]))
@@ -123,11 +118,8 @@ def document(rows: dict, runs: list[dict], solver: list[dict]) -> str:
         cells = [f"{row[nodes]:.3f}" if nodes in row else "" for nodes in sizes]
         gap = 100 * (row.get(20, np.nan) / best - 1)
         lines.append([name, *cells, f"{gap:.1f}" if np.isfinite(gap) else ""])
-    proved = ", ".join(
-        f"{sum(row['optimum'] == '1' for row in solver if row['nodes'] == str(nodes))} of {nodes} "
-        "nodes"
-        for nodes in sizes
-    )
+    best_of = [row["nodes"] for row in solver if row["optimum"] == "1"]
+    proved = ", ".join(f"{best_of.count(str(nodes))} of {nodes} nodes" for nodes in sizes)
     parts = ["    bash benchmark/vertex_cover.sh"]
     parts.append(tables.about(runs))
     parts.append(

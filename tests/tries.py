@@ -29,10 +29,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmark"), str(Path(__file__).parent)]
 
 import hostile  # noqa: E402
 import numpy as np  # noqa: E402
+import tables  # noqa: E402
 import torch  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
@@ -294,7 +295,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default="", help="a pattern of kind and name")
-    parser.add_argument("--out", type=Path, help="the folder of tries.csv and tries.md")
+    parser.add_argument("--out", type=Path, help="the folder of tries.csv and tables.md")
     args = parser.parse_args()
     torch.set_num_threads(1)
     for script in ("ppo_graph", *AGAIN):
@@ -309,8 +310,7 @@ def main() -> int:
     text = table(rows, command, time.time() - begin)
     print(text)
     if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / "tries.md").write_text(text)
+        tables.put(f"{args.out}/tables.md#tries", text)
         with open(args.out / "tries.csv", "w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(["kind", "try", "script", "expected", "result", "message"])

@@ -5,7 +5,6 @@ update, and whether collection and training agree. The scripts run beside each o
 import functools
 import os
 import shutil
-import subprocess
 import sysconfig
 import tempfile
 import time
@@ -40,11 +39,7 @@ def machine(args: kit.Args, deadline: float) -> dict:
     """What torch.compile needs on this machine, and whether it makes x + 1."""
     device = "cpu" if args.dry else "cuda"
     compiler = shutil.which(os.environ.get("CC", "gcc"))
-    version = (
-        subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
-        if compiler
-        else ""
-    )
+    version = kit.output_of(compiler, "--version") if compiler else ""
     header = Path(sysconfig.get_paths()["include"], "Python.h")
     start = time.perf_counter()
     x = torch.arange(5, device=device)
@@ -52,7 +47,7 @@ def machine(args: kit.Args, deadline: float) -> dict:
     if not right:
         raise RuntimeError("the compiled x + 1 is another number")
     return {
-        "C compiler": version.split("\n")[0] or "none",
+        "C compiler": version or "none",
         "Python.h": "yes" if header.exists() else "no",
         "x + 1 compiled, s": time.perf_counter() - start,
     }

@@ -36,23 +36,13 @@ from cleanrl_graph.services.arguments import parse  # noqa: E402
 from cleanrl_graph.services.check import UsageError  # noqa: E402
 
 MARK = "gpu.sh: "  # of the names that are put around calls
-WAITS = (
-    "cudaStreamSynchronize",
-    "cudaDeviceSynchronize",
-    "cudaEventSynchronize",
-    "cudaMemcpy",
-    "cuStreamSynchronize",
-    "cuCtxSynchronize",
-    "cuEventSynchronize",
-)
-LAUNCHES = (
-    "cudaLaunchKernel",
-    "cudaLaunchKernelExC",
-    "cuLaunchKernel",
-    "cuLaunchKernelEx",
-    "cudaGraphLaunch",
-)
+WAITS = """cudaStreamSynchronize cudaDeviceSynchronize cudaEventSynchronize cudaMemcpy
+    cuStreamSynchronize cuCtxSynchronize cuEventSynchronize""".split()
+LAUNCHES = """cudaLaunchKernel cudaLaunchKernelExC cuLaunchKernel cuLaunchKernelEx
+    cudaGraphLaunch""".split()
 PHASES = ("collection", "advantages", "update", "between")
+SUMS = """to_device_bytes to_device_copies to_host_bytes to_host_copies waits wait_ms
+    launches""".split()
 
 
 class Enough(SystemExit):
@@ -201,10 +191,8 @@ def phase_at(marks: list[tuple[float, str]]):
     def phase(ts: float) -> str:
         k = bisect_right(times, ts)
         before, after = names[k - 1] if k else None, names[k] if k < len(names) else None
-        if after in (
-            "gather",
-            "optimizer",
-        ):  # values and advantages come after the last observations were appended
+        # Values and advantages come after the last observations were appended
+        if after in ("gather", "optimizer"):
             return "advantages" if before in ("append", "step") else "update"
         if after == "step" or after == "append" and before in ("append", "step"):
             return "collection"
@@ -225,27 +213,11 @@ def summary(events: list[dict]) -> dict:
         if e["name"].startswith(MARK) and e.get("cat") in ("user_annotation", "cpu_op")
     )
     phase, launched = phase_at(marks), {}
-    result = {
-        "phases": {
-            name: dict.fromkeys(
-                (
-                    "to_device_bytes",
-                    "to_device_copies",
-                    "to_host_bytes",
-                    "to_host_copies",
-                    "waits",
-                    "wait_ms",
-                    "launches",
-                ),
-                0,
-            )
-            for name in PHASES
-        }
-    }
+    phases = {name: dict.fromkeys(SUMS, 0) for name in PHASES}
     for event in events:
         if event.get("cat") not in ("cuda_runtime", "cuda_driver"):
             continue
-        sums = result["phases"][phase(event["ts"])]
+        sums = phases[phase(event["ts"])]
         correlation = event.get("args", {}).get("correlation")
         launched[correlation] = event["ts"]
         sums["launches"] += event["name"] in LAUNCHES
@@ -257,29 +229,18 @@ def summary(events: list[dict]) -> dict:
         if event.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset"):
             continue
         busy.append((event["ts"], event["ts"] + event.get("dur", 0)))
-        if event["cat"] == "gpu_memcpy":
-            way = (
-                "to_device"
-                if "HtoD" in event["name"]
-                else "to_host"
-                if "DtoH" in event["name"]
-                else None
-            )
-            if way:
+        for letters, way in (("HtoD", "to_device"), ("DtoH", "to_host")):
+            if event["cat"] == "gpu_memcpy" and letters in event["name"]:
                 details = event.get("args", {})
-                sums = result["phases"][
-                    phase(launched.get(details.get("correlation"), event["ts"]))
-                ]
+                sums = phases[phase(launched.get(details.get("correlation"), event["ts"]))]
                 sums[f"{way}_copies"] += 1
                 sums[f"{way}_bytes"] += int(details.get("bytes", 0))
-    spans = [
-        (event["ts"], event["ts"] + event.get("dur", 0))
-        for event in events
-        if event.get("cat") != "Trace"
-    ]
+    whole_of = [event for event in events if event.get("cat") != "Trace"]
+    spans = [(event["ts"], event["ts"] + event.get("dur", 0)) for event in whole_of]
     whole = max(end for _, end in spans) - min(begin for begin, _ in spans) if spans else 0.0
     names = [name for _, name in marks]
-    return result | {
+    return {
+        "phases": phases,
         "steps": names.count("step"),
         "minibatches": names.count("optimizer"),
         "busy_us": union(busy),

@@ -37,22 +37,16 @@ class Notes:
     is up."""
 
     def __init__(self, results: kit.Results, args: kit.Args, deadline: float):
-        self.results, self.args, self.deadline, self.parts, self.left = (
-            results,
-            args,
-            deadline,
-            {},
-            0,
-        )
+        self.results, self.args, self.deadline = results, args, deadline
+        self.parts, self.left = {}, 0
 
     def pytest_collection_modifyitems(self, config, items):
-        chosen = [
-            item
-            for item in items
-            if item.get_closest_marker("cuda")
-            and kit.re.search(self.args.only, row_of(item.nodeid).name)
-        ]
-        chosen = [item for item in chosen if not self.results.has(row_of(item.nodeid))]
+        def is_left(item):
+            row = row_of(item.nodeid)
+            is_chosen = item.get_closest_marker("cuda") and kit.re.search(self.args.only, row.name)
+            return is_chosen and not self.results.has(row)
+
+        chosen = [item for item in items if is_left(item)]
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = chosen
         self.left = len(items)
@@ -63,14 +57,9 @@ class Notes:
         if report.when == "teardown":
             outcomes = [part.outcome for part in parts]
             outcome = next((name for name in ("failed", "skipped") if name in outcomes), "passed")
-            reason = " ".join(
-                part.longrepr[2] for part in parts if isinstance(part.longrepr, tuple)
-            )
-            note = {
-                "passed": "",
-                "skipped": f"not run: {reason}",
-                "failed": "failed, see tests.txt",
-            }[outcome]
+            reasons = [part.longrepr[2] for part in parts if isinstance(part.longrepr, tuple)]
+            notes = {"passed": "", "failed": "failed, see tests.txt"}
+            note = notes.get(outcome, f"not run: {' '.join(reasons)}")
             seconds = sum(part.duration for part in parts)
             self.results.add(row_of(report.nodeid), {"outcome": outcome, "seconds": seconds}, note)
             self.left -= 1
@@ -100,37 +89,15 @@ def files() -> list[str]:
 def run(part: str, args: kit.Args, deadline: float) -> int:
     results = kit.Results(args, part, "Tests on a CUDA device", "", kit.machine(args))
     notes = Notes(results, args, deadline)
-    with open(results.path.with_suffix(".txt"), "a") as file:
-        with (
-            contextlib.redirect_stdout(Tee(sys.stdout, file)),
-            contextlib.redirect_stderr(Tee(sys.stderr, file)),
-        ):
-            code = pytest.main(
-                [
-                    "-m",
-                    "cuda",
-                    "-rs",
-                    "-q",
-                    "-p",
-                    "no:cacheprovider",
-                    "--rootdir",
-                    str(ROOT),
-                    "--color",
-                    "no",
-                    *files(),
-                ],
-                plugins=[notes],
-            )
-    none_left = code == pytest.ExitCode.NO_TESTS_COLLECTED
+    flags = f"-m cuda -rs -q -p no:cacheprovider --color no --rootdir {ROOT}".split()
+    with open(results.folder / "tests.txt", "a") as file:
+        out, err = Tee(sys.stdout, file), Tee(sys.stderr, file)
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = pytest.main([*flags, *files()], plugins=[notes])
     rows = [row["figures"]["outcome"] for row in results.content["rows"]]
-    results.notes = (
-        ", ".join(f"{rows.count(name)} {name}" for name in ("passed", "failed", "skipped")) + "."
-    )
+    counts = [f"{rows.count(name)} {name}" for name in ("passed", "failed", "skipped")]
+    results.notes = ", ".join(counts) + "."
     results.save()
-    return (
-        kit.FAILED
-        if code not in (0, 2) and not none_left or "failed" in rows
-        else kit.LEFT
-        if notes.left
-        else 0
-    )
+    if code not in (0, 2, pytest.ExitCode.NO_TESTS_COLLECTED) or "failed" in rows:
+        return kit.FAILED
+    return kit.LEFT if notes.left else 0

@@ -6,6 +6,7 @@ TF32."""
 import contextlib
 import functools
 import inspect
+import itertools
 import sys
 import time
 from typing import Callable
@@ -14,6 +15,7 @@ import kit
 import numpy as np
 import torch
 import torch.nn as nn
+from common import long_tailed
 from kit import Row
 from torch import Tensor
 
@@ -53,9 +55,8 @@ def in_turns(
             try:
                 ms[name].append(once(systems[name], device))
             except Exception as error:  # out of memory, a kernel that cannot be compiled
-                failed[name] = (
-                    f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:80]}"
-                )
+                first = (str(error).strip().splitlines() or [""])[0]
+                failed[name] = f"{type(error).__name__}: {first[:80]}"
                 torch.cuda.empty_cache()
         if k > 3 and time.monotonic() > end:
             break
@@ -64,6 +65,12 @@ def in_turns(
 
 def backward(output: Tensor, parameters: list[Tensor]) -> list[Tensor]:
     return torch.autograd.grad(output.float().square().mean(), parameters, allow_unused=True)
+
+
+def with_backward(outputs: dict[str, Callable[[], Tensor]], parameters: list[Tensor]) -> dict:
+    """Name -> a call that computes the output and the gradient of the parameters."""
+    both = lambda output: backward(output(), parameters)
+    return {name: functools.partial(both, output) for name, output in outputs.items()}
 
 
 def difference(a: Tensor, b: Tensor) -> float:
@@ -100,11 +107,7 @@ def lengths_of(kind: str, num_envs: int, rng: np.random.Generator) -> np.ndarray
     if kind == "visits of nodes":
         lengths = np.minimum(rng.geometric(1 / 6, num_envs * T * 20 // 6), T)
         return lengths
-    starts = np.zeros((num_envs, T), bool)
-    for row in starts:
-        ends = np.cumsum(np.ceil(rng.exponential(20, T))).astype(int)
-        row[ends[ends < T]] = True
-    starts[:, 0] = True
+    starts = long_tailed(num_envs, T, rng)
     return np.diff(np.append(np.flatnonzero(starts), num_envs * T))
 
 
@@ -127,10 +130,9 @@ def lstm(kind: str, num_envs: int, H: int, args: kit.Args, deadline: float) -> d
 
     paths = {"packed, ms": run_cell_as(True), "staircase, ms": run_cell_as(False)}
     events, begin = np.arange(len(x)), np.arange(len(lengths))
-    outputs = {
-        name: functools.partial(lambda path: path(net, x, hx, events, lengths, begin)[0], path)
-        for name, path in paths.items()
-    } | {"zero-padded, ms": zero_padded}
+    of = lambda path: path(net, x, hx, events, lengths, begin)[0]
+    outputs = {name: functools.partial(of, path) for name, path in paths.items()}
+    outputs["zero-padded, ms"] = zero_padded
     expected, worst = None, 0.0
     for output in outputs.values():
         with torch.no_grad(), contextlib.suppress(torch.OutOfMemoryError):
@@ -138,25 +140,12 @@ def lstm(kind: str, num_envs: int, H: int, args: kit.Args, deadline: float) -> d
             expected = found if expected is None else expected
             worst = max(worst, difference(expected, found))
     if worst > 1e-2:
-        raise RuntimeError(
-            f"the outputs of {', '.join(outputs)} differ by up to {worst:.1e} of the largest"
-        )
-    parameters = list(net.parameters())
-    ms = in_turns(
-        {
-            name: functools.partial(lambda output: backward(output(), parameters), output)
-            for name, output in outputs.items()
-        },
-        args,
-    )
-    return (
-        {"sequences": len(lengths), "events": len(x)}
-        | ms
-        | {
-            "staircase / packed": ratio(ms["staircase, ms"], ms["packed, ms"]),
-            "largest difference": worst,
-        }
-    )
+        names = ", ".join(outputs)
+        raise RuntimeError(f"the outputs of {names} differ by up to {worst:.1e} of the largest")
+    ms = in_turns(with_backward(outputs, list(net.parameters())), args)
+    quotient = ratio(ms["staircase, ms"], ms["packed, ms"])
+    sizes = {"sequences": len(lengths), "events": len(x)}
+    return sizes | ms | {"staircase / packed": quotient, "largest difference": worst}
 
 
 # ---- Attention ----
@@ -169,10 +158,8 @@ def attention(
 
     device, expected = device_of(args), None
     torch.manual_seed(0)
-    x, age = (
-        torch.randn(num_steps, num_envs, dim, device=device),
-        torch.full((num_steps, num_envs), W, device=device),
-    )
+    x = torch.randn(num_steps, num_envs, dim, device=device)
+    age = torch.full((num_steps, num_envs), W, device=device)
     inputs = torch.randn(2, W, num_envs, dim, device=device)
 
     def forward(net: torch.nn.Module) -> torch.Tensor:
@@ -181,22 +168,12 @@ def attention(
     systems, differences = {}, {}
     for bf16 in (False, True):
         torch.manual_seed(1)
-        net = ppo_gtrxl.GTrXL(
-            ppo_gtrxl.Args(
-                dim=dim,
-                num_layers=2,
-                num_heads=4,
-                memory_length=W,
-                gate="none",
-                bf16=bf16,
-            )
-        ).to(device)
+        sizes = dict(dim=dim, num_layers=2, num_heads=4, memory_length=W)
+        net = ppo_gtrxl.GTrXL(ppo_gtrxl.Args(**sizes, gate="none", bf16=bf16)).to(device)
         name = f"sdpa{', bf16' if bf16 else ''}"
-        parameters = list(net.parameters())
-        step = functools.partial(
-            lambda net, parameters: backward(forward(net), parameters), net, parameters
-        )
-        systems[f"{name}, ms"] = step
+        outputs = {f"{name}, ms": functools.partial(forward, net)}
+        systems |= with_backward(outputs, list(net.parameters()))
+        step = systems[f"{name}, ms"]
         try:
             with torch.no_grad():
                 output = forward(net)
@@ -228,22 +205,14 @@ def readout(num: int, rows: int, dim: int, args: kit.Args, deadline: float) -> d
         index = batch[:, None].expand_as(h)
         return h.new_zeros(num, dim).scatter_reduce(0, index, h, "amax", include_self=False)
 
+    bag = functools.partial(nn.functional.embedding_bag, mode="max", include_last_offset=True)
+    reduce = functools.partial(torch.segment_reduce, offsets=ptr, axis=0, unsafe=True)
     ways = {
-        "embedding_bag, ms": lambda: nn.functional.embedding_bag(
-            numbers, h, ptr, mode="max", include_last_offset=True
-        ),
-        "segment_reduce, ms": lambda: torch.segment_reduce(
-            h, "max", offsets=ptr, axis=0, unsafe=True
-        ),
+        "embedding_bag, ms": lambda: bag(numbers, h, ptr),
+        "segment_reduce, ms": lambda: reduce(h, "max"),
         "scatter_reduce, ms": scatter,
     }
-    return in_turns(
-        {
-            name: functools.partial(lambda way: backward(way(), [h]), way)
-            for name, way in ways.items()
-        },
-        args,
-    )
+    return in_turns(with_backward(ways, [h]), args)
 
 
 def running_sum(num: int, dim: int, args: kit.Args, deadline: float) -> dict:
@@ -271,11 +240,8 @@ def graphs(num: int):
         observation, _, terminated, _, _ = env.step(0)
         observations.append(env.reset()[0] if terminated else observation)
     envs = Envs([lambda: env])
-    return (
-        envs,
-        [envs.read(observation) for observation in observations],
-        list(map(to_data, observations)),
-    )
+    arrays = [envs.read(observation) for observation in observations]
+    return envs, arrays, list(map(to_data, observations))
 
 
 def batches(what: str, size: int, num: int, args: kit.Args, deadline: float) -> dict:
@@ -284,6 +250,7 @@ def batches(what: str, size: int, num: int, args: kit.Args, deadline: float) -> 
     from cleanrl_graph.ppo_graph import Storage
 
     (envs, arrays, data), device = graphs(num), device_of(args)
+    copied = lambda chosen: Batch.from_data_list(chosen).to(device)
     if what == "collate a step":
         flat, scratch = envs.collate(arrays[:size]), Storage(envs.leaves, device)
 
@@ -291,12 +258,8 @@ def batches(what: str, size: int, num: int, args: kit.Args, deadline: float) -> 
             scratch.blocks.clear()
             return scratch.append(flat)
 
-        systems = {
-            "ours, ms": ours,
-            "PyG on the host, then copied, ms": lambda: Batch.from_data_list(data[:size]).to(
-                device
-            ),
-        }
+        host = lambda: copied(data[:size])
+        systems = {"ours, ms": ours, "PyG on the host, then copied, ms": host}
     else:
         stored, idx = Storage(envs.leaves, device), np.random.default_rng(0).permutation(num)[:size]
         for start in range(0, num, 64):
@@ -306,14 +269,11 @@ def batches(what: str, size: int, num: int, args: kit.Args, deadline: float) -> 
         systems = {
             "ours, ms": ours,
             "PyG on the device, ms": lambda: Batch.from_data_list([there[i] for i in idx]),
-            "PyG on the host, then copied, ms": lambda: Batch.from_data_list(
-                [data[i] for i in idx]
-            ).to(device),
+            "PyG on the host, then copied, ms": lambda: copied([data[i] for i in idx]),
         }
     one, two = ours(), list(systems.values())[-1]()
-    if not torch.equal(one["graph.nodes"].values, two.x) or not torch.equal(
-        one["graph.edge_links"].values.T, two.edge_index
-    ):
+    nodes, links = (one[f"graph.{name}"].values for name in ("nodes", "edge_links"))
+    if not torch.equal(nodes, two.x) or not torch.equal(links.T, two.edge_index):
         raise RuntimeError("the two batches differ")
     ms = in_turns(systems, args)
     best = min(value for name, value in ms.items() if name != "ours, ms")
@@ -331,9 +291,8 @@ def precision(layer: str, width: int, size: int, args: kit.Args, deadline: float
     torch.manual_seed(0)
     leaves = [leaf for leaf in envs.leaves]
     name, _, plain = layer.partition(", ")
-    encoder = ppo_graph.Encoder(leaves, ppo_graph.Args(gnn=name, gnn_dim=width, readout="mean")).to(
-        device
-    )
+    encoder = ppo_graph.Encoder(leaves, ppo_graph.Args(gnn=name, gnn_dim=width, readout="mean"))
+    encoder.to(device)
     if not plain:
         for conv in encoder.nets[ppo_graph.key("graph.nodes")].convs:
             layers.accelerate(conv)
@@ -345,109 +304,58 @@ def precision(layer: str, width: int, size: int, args: kit.Args, deadline: float
         with torch.autocast(device.type, torch.bfloat16) if bf16 else contextlib.nullcontext():
             return encoder(obs)[0]
 
-    kinds = {
-        "float32": ("highest", False),
-        "TF32": ("high", False),
-        "bf16 autocast": ("highest", True),
-    }
+    kinds = {"float32": ("highest", False), "TF32": ("high", False)}
+    kinds["bf16 autocast"] = ("highest", True)
     try:
-        ms = in_turns(
-            {
-                f"{name}, ms": functools.partial(
-                    lambda kind: backward(forward(*kind), parameters), kind
-                )
-                for name, kind in kinds.items()
-            },
-            args,
-        )
+        outputs = {f"{x}, ms": functools.partial(forward, *kind) for x, kind in kinds.items()}
+        ms = in_turns(with_backward(outputs, parameters), args)
+        ran = [name for name in kinds if isinstance(ms[f"{name}, ms"], float)]
         with torch.no_grad():
-            results = {
-                name: forward(*kind).float()
-                for name, kind in kinds.items()
-                if isinstance(ms[f"{name}, ms"], float)
-            }
+            results = {name: forward(*kinds[name]).float() for name in ran}
     finally:
         torch.set_float32_matmul_precision(before)
     nodes, edges = (len(obs[path].values) for path in ("graph.nodes", "graph.edge_links"))
-    worst = {
-        f"difference, {name}": difference(results["float32"], value)
-        for name, value in results.items()
-        if name != "float32"
-    }
+    exact = results.pop("float32", None)
+    worst = {f"difference, {name}": difference(exact, value) for name, value in results.items()}
     return {"nodes": nodes, "edges": edges} | ms | worst
 
 
 def all_rows(part: str, args: kit.Args) -> list[Row]:
     dry, rows = args.dry, []
+
+    def add(table: str, seconds: float, key: dict, measure: Callable, *given) -> None:
+        work = functools.partial(measure, *given, args)
+        rows.append(Row(table, key, work, min(seconds, 2) if dry else seconds))
+
     kinds = ("episodes with a long tail", "visits of nodes", "whole rollouts")
-    for H, num_envs in [(8, 2)] if dry else [(128, 16), (128, 128), (256, 128), (256, 512)]:
-        rows += [
-            Row(
-                "LSTM over 128 steps, forward and backward",
-                {"sequences are": kind, "environments": num_envs, "width": H},
-                functools.partial(lstm, kind, num_envs, H, args),
-                1 if dry else 15,
-            )
-            for kind in kinds
-            if num_envs <= 128 or kind != "visits of nodes"
-        ]
-    for num_steps, num_envs, dim in [(16, 2, 64)] if dry else [(128, 16, 128), (512, 8, 128)]:
-        rows += [
-            Row(
-                f"Attention, two layers of {dim}, 4 heads, forward and backward",
-                {"memory": W, "steps": num_steps, "environments": num_envs},
-                functools.partial(attention, W, num_steps, num_envs, dim, args),
-                2 if dry else 30,
-            )
-            for W in ((8,) if dry else (32, 128, 512, 1024, 2048, 4096))
-        ]
+    title = "LSTM over 128 steps, forward and backward"
+    for H, num in [(8, 2)] if dry else [(128, 16), (128, 128), (256, 128), (256, 512)]:
+        for kind in kinds if num <= 128 else (kinds[0], kinds[2]):
+            key = {"sequences are": kind, "environments": num, "width": H}
+            add(title, 15, key, lstm, kind, num, H)
+    for steps, num, dim in [(16, 2, 64)] if dry else [(128, 16, 128), (512, 8, 128)]:
+        title = f"Attention, two layers of {dim}, 4 heads, forward and backward"
+        for W in (8,) if dry else (32, 128, 512, 1024, 2048, 4096):
+            key = {"memory": W, "steps": steps, "environments": num}
+            add(title, 30, key, attention, W, steps, num, dim)
+    title = "Readout, maximum of rows of 64, forward and backward"
     for num, size in [(4, 3)] if dry else [(256, 10), (2048, 10), (256, 300), (16, 5000)]:
-        rows.append(
-            Row(
-                "Readout, maximum of rows of 64, forward and backward",
-                {"sets": num, "rows each": size},
-                functools.partial(readout, num, size, 64, args),
-                1 if dry else 10,
-            )
-        )
+        add(title, 10, {"sets": num, "rows each": size}, readout, num, size, 64)
     for num in (8,) if dry else (512, 4096, 32768):
-        rows.append(
-            Row(
-                "Running sums of 129 double columns",
-                {"rows": num},
-                functools.partial(running_sum, num, 129, args),
-                1 if dry else 10,
-            )
-        )
-    table = "Batches of PoissonGraph (10 nodes on average, up to 200)"
-    for what, sizes in (
-        ("collate a step", (64, 512, 4096)),
-        ("gather a minibatch", (512, 2048, 8192)),
-    ):
+        add("Running sums of 129 double columns", 10, {"rows": num}, running_sum, num, 129)
+    title = "Batches of PoissonGraph (10 nodes on average, up to 200)"
+    collate, gather = "collate a step", "gather a minibatch"
+    for what, sizes in ((collate, (64, 512, 4096)), (gather, (512, 2048, 8192))):
         for size in (4,) if dry else sizes:
-            num = 8 if dry else 4 * size if what == "gather a minibatch" else size
+            num = 8 if dry else 4 * size if what == gather else size
             key = {"what": what, "graphs": size, "of": num}
-            rows.append(
-                Row(table, key, functools.partial(batches, what, size, num, args), 1 if dry else 20)
-            )
-    for layer, width, size in (
-        [("gine", 8, 4), ("gine, PyG's", 8, 4)]
-        if dry
-        else [
-            (layer, width, size)
-            for layer in ("gine", "gine, PyG's", "gin", "gatv2")
-            for width in (64, 256)
-            for size in (512, 8192)
-        ]
-    ):
-        rows.append(
-            Row(
-                "Graph network, 3 layers, forward and backward",
-                {"layer": layer, "width": width, "graphs": size},
-                functools.partial(precision, layer, width, size, args),
-                1 if dry else 20,
-            )
-        )
+            add(title, 20, key, batches, what, size, num)
+    names = ("gine", "gine, PyG's") if dry else ("gine", "gine, PyG's", "gin", "gatv2")
+    shapes = ((8,), (4,)) if dry else ((64, 256), (512, 8192))
+    for layer, width, size in itertools.product(names, *shapes):
+        key = {"layer": layer, "width": width, "graphs": size}
+        title = "Graph network, 3 layers, forward and backward"
+        add(title, 20, key, precision, layer, width, size)
     return rows
 
 

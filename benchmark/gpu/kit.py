@@ -1,6 +1,6 @@
 """Shared by the parts of benchmark/gpu.sh: rows that are measured one after the other within a time
-budget, the files PART.json and PART.md, which are written anew after every row, and processes that
-are stopped when time is up."""
+budget, results.json and tables.md, which are written anew after every row, and processes that are
+stopped when time is up."""
 
 import contextlib
 import json
@@ -25,26 +25,20 @@ SCRIPTS = ROOT / "cleanrl_graph"
 sys.path[:0] = [str(ROOT / "benchmark" / "speed"), str(ROOT / "benchmark")]
 
 import torch  # noqa: E402
-from common import commit_of, cpu_name  # noqa: E402
+from common import commit_of  # noqa: E402
+from tables import cpu_name, put, write  # noqa: E402
 
 DRY = "dry: CPU, sizes of a try"
-FAILED, LEFT = (
-    1,
-    3,
-)  # exit codes: a row failed; time was up with rows left, the same command goes on
-
-
-THREADS = {
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-}  # of processes, unless the environment has others
+FAILED, LEFT = 1, 3  # a row failed; time was up with rows left, the same command goes on
+# Of processes, unless the environment has others
+THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+PACKAGES = ("torch-geometric", "gymnasium", "numpy")
 
 
 @dataclass
 class Args:
     out: str
-    """folder that receives PART.json and PART.md; rows that are in it already are not measured
-    again"""
+    """folder of results.json and tables.md; rows that are in it are not measured again"""
     dry: bool = False
     """if toggled, everything runs on the CPU in sizes of a try: does it run?"""
     minutes: float = 7.0
@@ -70,9 +64,8 @@ class Row(NamedTuple):
 
     table: str  # its heading
     key: dict[str, Any]  # name of the column -> what was measured
-    measure: Callable[
-        [float], dict
-    ]  # deadline (time.monotonic) -> figures; "_names" are in the json alone
+    # deadline (time.monotonic) -> figures; "_names" are in the json alone
+    measure: Callable[[float], dict]
     seconds: float = 20.0  # what it takes, about: it is not begun if less is left
 
     @property
@@ -121,7 +114,7 @@ def machine(args: Args) -> dict:
         "torch": torch.__version__,
         "commit": args.commit or commit_of(ROOT),
     }
-    for name in ("torch-geometric", "gymnasium", "numpy"):
+    for name in PACKAGES:
         try:
             about[name] = version(name)
         except PackageNotFoundError:
@@ -140,37 +133,13 @@ def machine(args: Args) -> dict:
 
 def describe(about: dict) -> str:
     """One line about a machine."""
-    gpu = (
-        []
-        if about["dry"]
-        else [
-            f"{about['gpu']} (driver {about['driver']}, CUDA {about['cuda']}, cuDNN "
-            f"{about['cudnn']})"
-        ]
-    )
-    versions = ", ".join(
-        f"{name} {about[name]}" for name in ("torch", "torch-geometric", "gymnasium", "numpy")
-    )
-    return ", ".join(
-        [
-            *gpu,
-            f"{about['cpu']}, {about['cpus']} CPUs",
-            about["system"],
-            f"Python {about['python']}",
-            versions,
-            f"commit {about['commit']}",
-        ]
-    )
+    gpu = "{gpu} (driver {driver}, CUDA {cuda}, cuDNN {cudnn}), " if not about["dry"] else ""
+    machine = (gpu + "{cpu}, {cpus} CPUs, {system}, Python {python}").format_map(about)
+    versions = ", ".join(f"{name} {about[name]}" for name in ("torch", *PACKAGES))
+    return f"{machine}, {versions}, commit {about['commit']}"
 
 
 # ---- Files ----
-def write(path: Path, text: str) -> None:
-    """The file is there as a whole or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
-
-
 def cell(value: Any) -> str:
     """A number with three significant digits, or with all before the point."""
     if isinstance(value, float):
@@ -179,26 +148,24 @@ def cell(value: Any) -> str:
 
 
 class Results:
-    """The rows of a part: OUT/PART.json holds all of them, OUT/PART.md shows them as tables."""
+    """The rows of a part: OUT/results.json holds those of all parts, OUT/tables.md shows them."""
 
     def __init__(self, args: Args, part: str, title: str, notes: str, about: dict):
         self.folder, self.part, self.title, self.notes = Path(args.out), part, title, notes
-        self.content, self.command = (
-            {"machines": [], "commands": [], "rows": []},
-            command_line(args, part),
-        )
+        self.path, self.command = self.folder / "results.json", command_line(args, part)
         self.folder.mkdir(parents=True, exist_ok=True)
-        if self.path.exists():
-            self.content = json.loads(self.path.read_text())
+        self.content = self.known().get(part, {"machines": [], "commands": [], "rows": []})
         if any(other["dry"] != about["dry"] for other in self.content["machines"]):
             kind = "a dry run" if args.dry else "a measurement"
             raise SystemExit(
-                f"{self.path} is not of {kind}, and both do not go into one table; give another "
-                "--out"
+                f"{part} in {self.path} is not of {kind}, and both do not go into one table; give "
+                "another --out"
             )
         self.about = about
 
-    path = property(lambda self: self.folder / f"{self.part}.json")
+    def known(self) -> dict[str, dict]:
+        """Part -> its content, as results.json has it."""
+        return json.loads(self.path.read_text()) if self.path.exists() else {}
 
     def find(self, row: Row) -> dict | None:
         """What is known of the row."""
@@ -215,13 +182,8 @@ class Results:
         for name, value in (("machines", self.about), ("commands", self.command)):
             if value not in self.content[name]:
                 self.content[name].append(value)
-        entry = {
-            "table": row.table,
-            "key": row.key,
-            "figures": figures,
-            "note": note,
-            "machine": self.content["machines"].index(self.about),
-        }
+        entry = {"table": row.table, "key": row.key, "figures": figures, "note": note}
+        entry["machine"] = self.content["machines"].index(self.about)
         rows, found = self.content["rows"], self.find(row)
         if found is None:
             rows.append(entry)
@@ -230,16 +192,16 @@ class Results:
         self.save()
 
     def save(self) -> None:
-        inner = lambda values: ",\n".join(f"  {json.dumps(value)}" for value in values)
-        write(
-            self.path,
-            "{\n"
-            + ",\n".join(
-                f' "{name}": [\n{inner(values)}\n ]' for name, values in self.content.items()
-            )
-            + "\n}\n",
-        )
-        write(self.path.with_suffix(".md"), self.markdown())
+        """A line of results.json per row, machine or command."""
+        parts = []
+        for part, content in (self.known() | {self.part: self.content}).items():
+            lists = []
+            for name, values in content.items():
+                lines = ",\n".join(f"   {json.dumps(value)}" for value in values)
+                lists.append(f'  "{name}": [\n{lines}\n  ]')
+            parts.append(f' "{part}": {{\n' + ",\n".join(lists) + "\n }")
+        write(self.path, "{\n" + ",\n".join(parts) + "\n}\n")
+        put(f"{self.folder}/tables.md#{self.part}", self.markdown())
 
     def markdown(self) -> str:
         """Commands, machines, and one table per heading, in the order in which they were begun."""
@@ -250,33 +212,23 @@ class Results:
             lines += [describe(about), ""]
         lines += [f"# {self.title}", ""]
         for table in dict.fromkeys(row["table"] for row in self.content["rows"]):
-            lines += [
-                f"## {table}",
-                "",
-                *self.table([row for row in self.content["rows"] if row["table"] == table]),
-            ]
-            lines.append("")
+            own = [row for row in self.content["rows"] if row["table"] == table]
+            lines += [f"## {table}", "", *self.table(own), ""]
         return "\n".join([*lines, self.notes, ""])
 
     def table(self, rows: list[dict]) -> list[str]:
         """Markdown lines; a column "note" only if there is one."""
         keys = list(dict.fromkeys(name for row in rows for name in row["key"]))
-        figures = list(
-            dict.fromkeys(
-                name for row in rows for name in row["figures"] if not name.startswith("_")
-            )
-        )
+        names = dict.fromkeys(name for row in rows for name in row["figures"])
+        figures = [name for name in names if not name.startswith("_")]
         notes = ["note"] if any(row["note"] for row in rows) else []
         lines = [[*keys, *figures, *notes], ["---"] * len(keys + figures + notes)]
         for row in rows:
-            cells = [row["key"].get(name) for name in keys] + [
-                row["figures"].get(name) for name in figures
-            ]
+            known = row["key"] | row["figures"]
+            cells = [known.get(name) for name in keys + figures]
             lines.append([*map(cell, cells), *([row["note"]] if notes else [])])
-        return [
-            "| " + " | ".join(str(value).replace("|", "/") for value in line) + " |"
-            for line in lines
-        ]
+        texts = [" | ".join(str(value).replace("|", "/") for value in line) for line in lines]
+        return [f"| {text} |" for text in texts]
 
 
 def command_line(args: Args, part: str) -> str:
@@ -284,13 +236,8 @@ def command_line(args: Args, part: str) -> str:
     alone."""
     out = Path(args.out).resolve()
     out = out.relative_to(ROOT) if ROOT in out.parents else out.name
-    flags = [
-        "--out",
-        str(out),
-        *(["--dry"] if args.dry else []),
-        *(["--peers", "PEERS"] if args.peers else []),
-        *(["--only", args.only] if args.only else []),
-    ]
+    flags = ["--out", str(out)] + ["--dry"] * args.dry + ["--peers", "PEERS"] * bool(args.peers)
+    flags += ["--only", args.only] * bool(args.only)
     return f"bash benchmark/gpu.sh {shlex.join(flags)} {part}"
 
 
@@ -298,13 +245,10 @@ def measure(results: Results, rows: list[Row], args: Args, deadline: float) -> i
     """Measures what is not in the files yet. The exit code."""
     chosen, left, failed = [row for row in rows if re.search(args.only, row.name)], 0, 0
     missing = [row for row in chosen if not results.has(row)]
-    missing.sort(
-        key=lambda row: results.find(row) is not None
-    )  # what failed before may take the device with it
-    print(
-        f"{results.part}: {len(chosen) - len(missing)} of {len(chosen)} rows are there already",
-        flush=True,
-    )
+    # What failed before may take the device with it
+    missing.sort(key=lambda row: results.find(row) is not None)
+    there = len(chosen) - len(missing)
+    print(f"{results.part}: {there} of {len(chosen)} rows are there already", flush=True)
     for row in missing:
         start, figures, note = time.monotonic(), {}, ""
         try:
@@ -319,18 +263,14 @@ def measure(results: Results, rows: list[Row], args: Args, deadline: float) -> i
         except Exception as error:
             failed += 1
             traceback.print_exc()
-            note = (
-                f"failed: {type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1]}"
-            )
+            last = (str(error).strip().splitlines() or [""])[-1]
+            note = f"failed: {type(error).__name__}: {last}"
         results.add(row, figures, note[:300])
-        shown = note or ", ".join(
-            f"{k} {cell(v)}" for k, v in figures.items() if not k.startswith("_")
-        )
+        texts = [f"{name} {cell(x)}" for name, x in figures.items() if not name.startswith("_")]
+        shown = note or ", ".join(texts)
         print(f"{time.monotonic() - start:5.1f} s  {row.name}: {shown}", flush=True)
     if left:
-        print(
-            f"{results.part}: time is up, {left} rows are left; the same command goes on with them"
-        )
+        print(f"{results.part}: time is up, {left} rows are left; the same command continues")
     return FAILED if failed else LEFT if left else 0
 
 
@@ -361,9 +301,8 @@ def in_child(args: Args, arguments: list[str], log: Path, deadline: float) -> No
     with the log's end if it fails."""
     log.parent.mkdir(parents=True, exist_ok=True)
     if not args.dry:
-        run_command(
-            [sys.executable, str(Path(__file__).with_name("child.py")), *arguments], log, deadline
-        )
+        child = str(Path(__file__).with_name("child.py"))
+        run_command([sys.executable, child, *arguments], log, deadline)
         return
     sys.path.insert(0, str(ROOT))
     from cleanrl_graph import ppo_graph  # noqa: F401  once, before the forks
@@ -379,14 +318,8 @@ def run_command(command: list[str], log: Path, deadline: float) -> None:
     """The same for any command, run in the repository's root."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "ab") as file:
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            stdout=file,
-            stderr=file,
-            stdin=subprocess.DEVNULL,
-            env=THREADS | os.environ,
-        )
+        files = dict(stdout=file, stderr=file, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(command, cwd=ROOT, env=THREADS | os.environ, **files)
     ended = wait(process, lambda: process.poll() is None, deadline)
     conclude(ended, process.wait(), log)
 
@@ -418,12 +351,8 @@ def from_child(
     log = log.resolve()
     result = log.with_suffix(".result")
     result.unlink(missing_ok=True)
-    in_child(
-        args,
-        [json.dumps({"mode": mode, "result": str(result), **settings}), name, *flags],
-        log,
-        deadline,
-    )
+    settings |= {"mode": mode, "result": str(result)}
+    in_child(args, [json.dumps(settings), name, *flags], log, deadline)
     noted = json.loads(result.read_text())
     result.unlink()
     log.unlink()  # that of a failure stays
@@ -446,19 +375,13 @@ def times_of_lines(
     ends before the third one."""
     log.parent.mkdir(parents=True, exist_ok=True)
     times, lines, text = [], [], b""
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL,
-        cwd=cwd,
-        env=THREADS | os.environ | {"PYTHONUNBUFFERED": "1"} | environment,
-    )
+    env = THREADS | os.environ | {"PYTHONUNBUFFERED": "1"} | environment
+    files = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+    process = subprocess.Popen(command, cwd=cwd, env=env, **files)
     os.set_blocking(process.stdout.fileno(), False)
+    is_done = lambda: len(times) > 2 and times[-1] - times[0] >= seconds
     with open(log, "ab") as file:
-        while time.monotonic() < deadline and not (
-            len(times) > 2 and times[-1] - times[0] >= seconds
-        ):
+        while time.monotonic() < deadline and not is_done():
             ended = process.poll() is not None
             chunk = process.stdout.read() or b""
             file.write(chunk)
@@ -477,9 +400,8 @@ def times_of_lines(
     if ended is None and len(times) < 3:
         raise TimeIsUp
     if len(times) < 3:
-        raise RuntimeError(
-            f"exit code {ended} of {shlex.join(command)}; its last lines:\n{tail(log)}"
-        )
+        said = f"exit code {ended} of {shlex.join(command)}; its last lines:\n{tail(log)}"
+        raise RuntimeError(said)
     return times, lines
 
 

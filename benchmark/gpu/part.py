@@ -7,6 +7,7 @@ one process.
 Exit code: 0 all rows are there, 1 a row failed, 2 it cannot run here, 3 time was up with rows left.
 """
 
+import importlib
 import sys
 import time
 import traceback
@@ -16,25 +17,15 @@ import kit
 import tyro
 
 PARTS = ("checks", "tests", "sps", "profile", "kernels", "jobshop", "recall", "minigrid")
+MODULES = {"checks": "checks", "tests": "cuda_tests", "sps": "throughput"}
+MODULES |= {"profile": "transfers", "kernels": "kernel_times"}
 REFUSED = 2
 
 
 def module_of(part: str):
     """The module whose run(part, args, deadline) measures what DIR does not hold yet, and returns
     the exit code."""
-    if part == "checks":
-        import checks as module
-    elif part == "tests":
-        import cuda_tests as module
-    elif part == "sps":
-        import throughput as module
-    elif part == "profile":
-        import transfers as module
-    elif part == "kernels":
-        import kernel_times as module
-    else:
-        import trainings as module
-    return module
+    return importlib.import_module(MODULES.get(part, "trainings"))
 
 
 def main(

@@ -19,6 +19,8 @@ from typing import NamedTuple
 
 import kit
 import torch
+from cartpole_vs_cleanrl import CHANGES as CLEANRL_CHANGES
+from cartpole_vs_cleanrl import changed
 from kit import ROOT, NotHere, Row
 
 NUM_ENVS = (512, 64, 4096)  # in this order: what matters most comes first
@@ -81,6 +83,10 @@ DRY = (
 )  # of a dry run, 4 environments
 
 
+def key_of(system: str, num_envs: int, num_steps: int, num_workers: int = 0) -> dict:
+    return dict(system=system, environments=num_envs, steps=num_steps, workers=num_workers)
+
+
 class Case(NamedTuple):
     """A training of one of the scripts."""
 
@@ -103,12 +109,7 @@ class Case(NamedTuple):
 
     @property
     def key(self) -> dict:
-        return {
-            "system": f"{self.script}.py",
-            "environments": self.num_envs,
-            "steps": self.num_steps,
-            "workers": self.num_workers,
-        }
+        return key_of(f"{self.script}.py", self.num_envs, self.num_steps, self.num_workers)
 
 
 def cases(num_cpus: int) -> list[Case]:
@@ -117,14 +118,11 @@ def cases(num_cpus: int) -> list[Case]:
     for num_envs in NUM_ENVS:
         for name, task in TASKS.items():
             num_workers = max(num_cpus - 2, 0) if task.workers and num_envs > 64 else 0
-            found += [
-                Case(name, script, num_envs, NUM_STEPS[num_envs], num_workers)
-                for script in task.scripts
-            ]
-            if (
-                name == "CartPole-v1" and num_envs > 64 and num_cpus > 2
-            ):  # what workers are worth where steps are cheap
-                found.append(Case(name, "ppo_graph", num_envs, NUM_STEPS[num_envs], num_cpus - 2))
+            sizes = num_envs, NUM_STEPS[num_envs]
+            found += [Case(name, script, *sizes, num_workers) for script in task.scripts]
+            if name == "CartPole-v1" and num_envs > 64 and num_cpus > 2:
+                # what workers are worth where steps are cheap
+                found.append(Case(name, "ppo_graph", *sizes, num_cpus - 2))
     return found
 
 
@@ -152,15 +150,8 @@ def train(case: Case, args: kit.Args, seconds: float, deadline: float) -> dict:
     name = "_".join(map(str, case[:5]))
     with tempfile.TemporaryDirectory() as run_dir:
         flags = [*case.flags, "--run-dir", run_dir, *(["--no-cuda"] if args.dry else [])]
-        noted = kit.from_child(
-            args,
-            "sps",
-            case.script,
-            flags,
-            Path(args.out) / "logs" / f"sps_{name}.txt",
-            deadline,
-            seconds=seconds,
-        )
+        log = Path(args.out) / "logs" / f"sps_{name}.txt"
+        noted = kit.from_child(args, "sps", case.script, flags, log, deadline, seconds=seconds)
     return figures(noted["updates"], noted["gpu_gb"])
 
 
@@ -179,54 +170,29 @@ def peer_environment(args: kit.Args, folder: Path) -> dict[str, str]:
     site, paths = Path(args.peers).resolve() / "site", []
     if site.exists():
         paths.append(str(site))
-    if (
-        importlib.util.find_spec("wandb") is None and not (site / "wandb").exists()
-    ):  # LeanRL logs nowhere else
-        (folder / "stubs").mkdir()
-        (folder / "stubs" / "wandb.py").write_text(
-            "def init(*args, **kwargs): pass\n\n\nlog = init\n"
-        )
-        paths.append(str(folder / "stubs"))
+    if importlib.util.find_spec("wandb") is None and not (site / "wandb").exists():
+        stubs = folder / "stubs"  # LeanRL logs nowhere else
+        stubs.mkdir()
+        (stubs / "wandb.py").write_text("def init(*args, **kwargs): pass\n\n\nlog = init\n")
+        paths.append(str(stubs))
     paths += filter(None, [os.environ.get("PYTHONPATH")])
     return {"PYTHONPATH": os.pathsep.join(paths), "WANDB_MODE": "disabled"}
 
 
-def changed(path: Path, changes: list[tuple[str, str]], folder: Path) -> str:
-    """A copy of a peer's file in the folder, after replacements that are said below the table."""
-    source = path.read_text()
-    for old, new in changes:
-        if source.count(old) != 1:
-            raise ValueError(
-                f"{path.name} is not the one that the changes fit: {old!r} must occur in it once"
-            )
-        source = source.replace(old, new)
-    (folder / path.name).write_text(source)
-    return str(folder / path.name)
+def sizes(num_envs: int, num_steps: int) -> str:
+    return f"--num-envs {num_envs} --num-steps {num_steps} --total-timesteps {10**9}"
+
+
+def no_cuda(args: kit.Args) -> list[str]:
+    return ["--no-cuda"] * args.dry
 
 
 def cleanrl_ppo(args: kit.Args, num_envs: int, num_steps: int, folder: Path) -> tuple:
     """(command, pattern of a line per update, environment) of ppo.py with the changes of
     cartpole_vs_cleanrl.py."""
-    from cartpole_vs_cleanrl import CHANGES
-
-    script = changed(peer_file(args, "ppo.py"), CHANGES, folder)
-    return (
-        [
-            sys.executable,
-            script,
-            "--env-id",
-            "CartPole-v1",
-            "--num-envs",
-            str(num_envs),
-            "--num-steps",
-            str(num_steps),
-            "--total-timesteps",
-            str(10**9),
-            *(["--no-cuda"] if args.dry else []),
-        ],
-        r"^SPS:",
-        {},
-    )
+    script = changed(peer_file(args, "ppo.py"), CLEANRL_CHANGES, folder)
+    flags = f"--env-id CartPole-v1 {sizes(num_envs, num_steps)}".split() + no_cuda(args)
+    return [sys.executable, script, *flags], r"^SPS:", {}
 
 
 def cleanrl_trxl(args: kit.Args, num_envs: int, num_steps: int, folder: Path) -> tuple:
@@ -234,56 +200,23 @@ def cleanrl_trxl(args: kit.Args, num_envs: int, num_steps: int, folder: Path) ->
     benchmark/peers/cleanrl_trxl.py."""
     script = peer_file(args, "ppo_trxl.py")
     peer_file(args, "pom_env.py")
-    return (
-        [
-            sys.executable,
-            str(ROOT / "benchmark/peers/cleanrl_trxl.py"),
-            "--script",
-            str(script),
-            "--max-steps",
-            str(10**9),
-            "--target",
-            "1e9",
-            "--out",
-            str(folder / "trxl.csv"),
-            f"--num-envs={num_envs}",
-            f"--num-steps={num_steps}",
-            "--num-minibatches=4",
-            "--update-epochs=4",
-            *(["--no-cuda"] if args.dry else []),
-        ],
-        r"SPS",
-        peer_environment(args, folder),
+    peer = str(ROOT / "benchmark/peers/cleanrl_trxl.py")
+    flags = ["--script", str(script), "--out", str(folder / "trxl.csv")]
+    flags += (
+        f"--max-steps {10**9} --target 1e9 --num-envs={num_envs} --num-steps={num_steps}".split()
     )
+    flags += ["--num-minibatches=4", "--update-epochs=4", *no_cuda(args)]
+    return [sys.executable, peer, *flags], r"SPS", peer_environment(args, folder)
 
 
 def leanrl(args: kit.Args, num_envs: int, num_steps: int, folder: Path) -> tuple:
     """LeanRL's compiled PPO with CUDA graphs on Pendulum-v1; it has none for discrete actions and
     vectors."""
-    script = changed(
-        peer_file(args, "ppo_continuous_action_torchcompile.py"), LEANRL_CHANGES, folder
-    )
-    return (
-        [
-            sys.executable,
-            script,
-            "--env-id",
-            "Pendulum-v1",
-            "--num-envs",
-            str(num_envs),
-            "--num-steps",
-            str(num_steps),
-            "--num-minibatches",
-            "4",
-            "--update-epochs",
-            "4",
-            "--total-timesteps",
-            str(10**9),
-            *(["--no-cuda"] if args.dry else ["--compile", "--cudagraphs"]),
-        ],
-        r"speed: *([\d.]+) sps",
-        peer_environment(args, folder),
-    )
+    file = peer_file(args, "ppo_continuous_action_torchcompile.py")
+    command = [sys.executable, changed(file, LEANRL_CHANGES, folder)]
+    command += f"--env-id Pendulum-v1 {sizes(num_envs, num_steps)} {PPO}".split()
+    command += no_cuda(args) or ["--compile", "--cudagraphs"]
+    return command, r"speed: *([\d.]+) sps", peer_environment(args, folder)
 
 
 PEERS = {
@@ -302,9 +235,7 @@ def train_peer(
         times, lines = kit.times_of_lines(
             command, pattern, seconds, deadline, log, environment, folder
         )
-    if name.startswith(
-        "LeanRL"
-    ):  # it measures itself from the third update on, and redraws the line in between
+    if name.startswith("LeanRL"):  # it measures itself from the third update on
         return {"SPS": float(re.search(pattern, lines[-1])[1])}
     updates = [((k + 1) * num_envs * num_steps, time - times[0]) for k, time in enumerate(times)]
     return {"SPS": kit.steady(updates), "updates": len(updates), "_updates": updates}
@@ -314,26 +245,14 @@ def ranks(args: kit.Args, deadline: float) -> dict:
     """Two ranks of torchrun, a GPU each, with nccl."""
     if args.dry or torch.cuda.device_count() < 2:
         raise NotHere("one rank per GPU, and there are not two GPUs")
-    flags = Case(
-        "PoissonGraph-v0", "ppo_graph", 512, 32, 0, f"--total-timesteps {40 * 2 * 512 * 32}"
-    ).flags
+    total = f"--total-timesteps {40 * 2 * 512 * 32}"
+    flags = Case("PoissonGraph-v0", "ppo_graph", 512, 32, 0, total).flags
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "noted")
         settings = json.dumps({"mode": "sps", "result": str(result), "seconds": 1e9})
-        command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            "2",
-            str(Path(__file__).with_name("child.py")),
-            settings,
-            "ppo_graph",
-            *flags,
-            "--run-dir",
-            folder,
-        ]
+        launch = "-m torch.distributed.run --standalone --nproc-per-node 2".split()
+        child = [str(Path(__file__).with_name("child.py")), settings, "ppo_graph", *flags]
+        command = [sys.executable, *launch, *child, "--run-dir", folder]
         log = Path(args.out) / "logs" / "sps_ranks.txt"
         kit.run_command(command, log, deadline)
         noted = json.loads(result.read_text())
@@ -342,50 +261,23 @@ def ranks(args: kit.Args, deadline: float) -> dict:
 
 def all_rows(part: str, args: kit.Args) -> list[Row]:
     seconds = 0.0 if args.dry else 5.0
-    rows = []
-    if args.dry:
-        chosen = [
-            Case(task, script, 4, 16, num_workers, more) for task, script, num_workers, more in DRY
-        ]
-    else:
-        chosen = cases(kit.num_cpus())
-    for case in chosen:
-        compiled = (
-            case.script == "ppo_graph_compile"
-        )  # a CUDA graph per size of batches takes a while
-        rows.append(
-            Row(
-                case.task,
-                case.key,
-                functools.partial(train, case, args, seconds * (3 if compiled else 1)),
-                5 if args.dry else 75 if compiled else 60 if case.num_envs > 1000 else 25,
-            )
-        )
+    rows, tries = [], [Case(task, script, 4, 16, *rest) for task, script, *rest in DRY]
+    for case in tries if args.dry else cases(kit.num_cpus()):
+        compiled = case.script == "ppo_graph_compile"  # a CUDA graph per size takes a while
+        measure = functools.partial(train, case, args, seconds * (3 if compiled else 1))
+        least = 5 if args.dry else 75 if compiled else 60 if case.num_envs > 1000 else 25
+        rows.append(Row(case.task, case.key, measure, least))
     for num_envs in (4,) if args.dry else NUM_ENVS:
         num_steps = 16 if args.dry else NUM_STEPS[num_envs]
         for name, task in TASKS.items():
             for peer in task.peers:
-                key = {"system": peer, "environments": num_envs, "steps": num_steps, "workers": 0}
-                rows.append(
-                    Row(
-                        name,
-                        key,
-                        functools.partial(train_peer, peer, num_envs, num_steps, args, seconds),
-                        30,
-                    )
-                )
-    rows.append(
-        Row(
-            RANKS,
-            {"system": "ppo_graph.py", "environments": 1024, "steps": 32, "workers": 0},
-            functools.partial(ranks, args),
-            60,
-        )
-    )
+                measure = functools.partial(train_peer, peer, num_envs, num_steps, args, seconds)
+                rows.append(Row(name, key_of(peer, num_envs, num_steps), measure, 30))
+    key = key_of("ppo_graph.py", 1024, 32)
+    rows.append(Row(RANKS, key, functools.partial(ranks, args), 60))
     order, tasks = [*NUM_ENVS, 1024, 4], [*TASKS, RANKS]
-    return sorted(
-        rows, key=lambda row: (order.index(row.key["environments"]), tasks.index(row.table))
-    )
+    place = lambda row: (order.index(row.key["environments"]), tasks.index(row.table))
+    return sorted(rows, key=place)
 
 
 NOTES = """SPS: environment steps per second in the second half of the time between the end of the

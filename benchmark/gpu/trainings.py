@@ -52,40 +52,18 @@ PIXELS = """--env-id pixel_memory:PixelMemory-v0 --num-envs 32 --num-steps 64
     --num-minibatches 8 --learning-rate 1e-3 --activation relu --gae-lambda 1 --ent-coef 0.05
     --vf-coef 1 --no-clip-vloss --eval-episodes 200 --num-layers 1
     --memory-length 32 --gate none"""
+DRY = "--num-envs 4 --num-steps 16 --num-minibatches 2"
+DRY_JOBS = f"""{DRY} --gnn-dim 8 --hidden-dims 8 --num-workers 0
+    --env-kwargs '{{"jobs": 2, "machines": 2}}'"""
+DRY_RECALL = f"""{DRY} --memory-length 8 --env-kwargs '{{"length": 4}}' --eval-episodes 4"""
+DRY_PIXELS = f"{DRY} --memory-length 8 --eval-episodes 2"
+BOTH, MEMORY = ("ppo_graph", "ppo_graph_compile"), ("ppo_gtrxl",)
 TRAININGS = {
-    "jobshop": [
-        Training(
-            "jobshop",
-            ("ppo_graph", "ppo_graph_compile"),
-            JOBS,
-            """--num-envs 4 --num-steps 16 --num-minibatches 2 --gnn-dim 8 --hidden-dims 8
-            --num-workers 0 --env-kwargs '{"jobs": 2, "machines": 2}'""",
-            seconds=220,
-            suites=("la", "ta15x15"),
-        )
-    ],
-    "recall": [
-        Training(
-            "recall",
-            ("ppo_gtrxl",),
-            RECALL,
-            """--num-envs 4 --num-steps 16 --num-minibatches 2
-        --memory-length 8 --env-kwargs '{"length": 4}' --eval-episodes 4""",
-            seconds=280,
-            target=0.9,
-        )
-    ],
+    "jobshop": [Training("jobshop", BOTH, JOBS, DRY_JOBS, seconds=220, suites=("la", "ta15x15"))],
+    "recall": [Training("recall", MEMORY, RECALL, DRY_RECALL, seconds=280, target=0.9)],
     "minigrid": [
-        Training(
-            f"minigrid_seed{seed}",
-            ("ppo_gtrxl",),
-            f"{PIXELS} --seed {seed}",
-            """--num-envs 4
-        --num-steps 16 --num-minibatches 2 --memory-length 8 --eval-episodes 2""",
-            steps=400_000,
-            target=0.9,
-        )
-        for seed in (1, 2, 3)
+        Training(name, MEMORY, f"{PIXELS} --seed {seed}", DRY_PIXELS, steps=400_000, target=0.9)
+        for seed, name in ((seed, f"minigrid_seed{seed}") for seed in (1, 2, 3))
     ],
 }
 
@@ -112,26 +90,11 @@ def speed(training: Training, script: str, args: kit.Args, deadline: float) -> d
     """Steps per second of some updates."""
     needed(training, script)
     with tempfile.TemporaryDirectory() as run_dir:
-        flags = [
-            *words(training, args),
-            "--total-timesteps",
-            str(10**9),
-            "--checkpoint-every",
-            "0",
-            "--eval-episodes",
-            "0",
-            "--run-dir",
-            run_dir,
-        ]
-        noted = kit.from_child(
-            args,
-            "sps",
-            script,
-            flags,
-            logs(args, f"{training.name}_{script}"),
-            deadline,
-            seconds=0.0 if args.dry else 20.0 if script == "ppo_graph_compile" else 8.0,
-        )
+        more = f"--total-timesteps {10**9} --checkpoint-every 0 --eval-episodes 0 --run-dir"
+        flags = [*words(training, args), *more.split(), run_dir]
+        seconds = 0.0 if args.dry else 20.0 if script == "ppo_graph_compile" else 8.0
+        log = logs(args, f"{training.name}_{script}")
+        noted = kit.from_child(args, "sps", script, flags, log, deadline, seconds=seconds)
     return {
         "SPS": kit.steady(noted["updates"]),
         "first update, s": noted["updates"][0][1],
@@ -170,19 +133,9 @@ def train(training: Training, results: kit.Results, args: kit.Args, deadline: fl
     run_dir = out / "runs" / training.name
     run_dir.mkdir(parents=True, exist_ok=True)
     kit.write(out / "runs" / f"{training.name}.json", json.dumps([script, steps]))
-    flags = [
-        *words(training, args),
-        "--total-timesteps",
-        str(steps),
-        "--save-model",
-        "--checkpoint-every",
-        "10",
-        "--resume",
-        "auto",
-        "--run-dir",
-        str(run_dir),
-        *(["--eval-episodes", "0"] if training.suites else []),
-    ]
+    more = f"--total-timesteps {steps} --save-model --checkpoint-every 10 --resume auto"
+    flags = [*words(training, args), *more.split(), "--run-dir", str(run_dir)]
+    flags += ["--eval-episodes", "0"] if training.suites else []
     noted = kit.from_child(args, "train", script, flags, logs(args, training.name), deadline)
     episodes, updates = events_of(run_dir)
     kit.write(out / f"{training.name}.csv", csv_text(episodes, updates, 500))
@@ -213,15 +166,14 @@ def train(training: Training, results: kit.Results, args: kit.Args, deadline: fl
 
 def first_time(episodes: list[tuple], target: float, num: int = 100) -> dict:
     """Steps and seconds until the mean return of `num` episodes is the target."""
-    name = f"to a mean of {target:g}"
     returns = np.array([ret for _, _, ret, _ in episodes])
-    if len(returns) < num:
-        return {f"steps {name}": "never", f"seconds {name}": "never"}
-    means = np.convolve(returns, np.full(num, 1 / num), "valid")
-    reached = np.flatnonzero(means >= target)
-    if not len(reached):
-        return {f"steps {name}": "never", f"seconds {name}": "never"}
-    step, seconds, *_ = episodes[reached[0] + num - 1]
+    step = seconds = "never"
+    if len(returns) >= num:
+        means = np.convolve(returns, np.full(num, 1 / num), "valid")
+        reached = np.flatnonzero(means >= target)
+        if len(reached):
+            step, seconds, *_ = episodes[reached[0] + num - 1]
+    name = f"to a mean of {target:g}"
     return {f"steps {name}": step, f"seconds {name}": seconds}
 
 
@@ -234,73 +186,33 @@ def evaluate(
         raise NotHere(f"there is no {model.name}, the training's model")
     script, _ = plan(training, results, args)
     with tempfile.TemporaryDirectory() as run_dir:
-        flags = [
-            *words(training, args),
-            "--load-model",
-            str(model),
-            "--total-timesteps",
-            "0",
-            "--eval-suite",
-            suite,
-            "--eval-samples",
-            "1" if args.dry else "16",
-            "--num-envs",
-            "1",
-            "--num-minibatches",
-            "1",
-            "--num-workers",
-            "0",
-            "--run-dir",
-            run_dir,
-        ]
-        kit.from_child(
-            args,
-            "train",
-            script,
-            flags,
-            logs(args, f"{training.name}_{suite}"),
-            deadline,
-            num_instances=1 if args.dry else None,
-        )
+        more = f"--eval-suite {suite} --eval-samples {1 if args.dry else 16} --total-timesteps 0 "
+        more += "--num-envs 1 --num-minibatches 1 --num-workers 0"
+        flags = [*words(training, args), *more.split(), "--load-model", str(model)]
+        flags += ["--run-dir", run_dir]
+        log, num = logs(args, f"{training.name}_{suite}"), 1 if args.dry else None
+        kit.from_child(args, "train", script, flags, log, deadline, num_instances=num)
         played = eval_columns(Path(run_dir))
     best, costs = np.array(played["best_known"], float), {}
     for name in ("greedy", next(name for name in played if name.startswith("best of"))):
-        costs[f"{name}, mean gap %"] = float(
-            np.mean(100 * (np.array(played[name], float) / best - 1))
-        )
+        gaps = 100 * (np.array(played[name], float) / best - 1)
+        costs[f"{name}, mean gap %"] = float(gaps.mean())
     return {"instances": len(best)} | costs | {"_played": played}
 
 
 def all_rows(part: str, args: kit.Args, results: kit.Results) -> list[Row]:
     rows = []
+
+    def add(table: str, key: dict, seconds: float, measure, *given) -> None:
+        work = functools.partial(measure, training, *given)
+        rows.append(Row(table, {"training": training.name} | key, work, 5 if args.dry else seconds))
+
     for training in TRAININGS[part][: 1 if args.dry else None]:
-        if training.seconds:
-            rows += [
-                Row(
-                    SPEED,
-                    {"training": training.name, "script": f"{script}.py"},
-                    functools.partial(speed, training, script, args),
-                    5 if args.dry else 60,
-                )
-                for script in training.scripts[: 1 if args.dry else None]
-            ]
-        rows.append(
-            Row(
-                TRAINING,
-                {"training": training.name},
-                functools.partial(train, training, results, args),
-                5 if args.dry else 30,
-            )
-        )
-        rows += [
-            Row(
-                SUITES,
-                {"training": training.name, "suite": suite},
-                functools.partial(evaluate, training, suite, args, results),
-                5 if args.dry else 60,
-            )
-            for suite in training.suites
-        ]
+        for script in training.scripts[: 1 if args.dry else None] if training.seconds else ():
+            add(SPEED, {"script": f"{script}.py"}, 60, speed, script, args)
+        add(TRAINING, {}, 30, train, results, args)
+        for suite in training.suites:
+            add(SUITES, {"suite": suite}, 60, evaluate, suite, args, results)
     return rows
 
 
@@ -312,9 +224,7 @@ TITLES = {
 
 
 def run(part: str, args: kit.Args, deadline: float) -> int:
-    texts = [
-        f"{training.name}: `{' '.join(training.flags.split())}`" for training in TRAININGS[part]
-    ]
-    notes = "Flags, --total-timesteps aside:\n\n" + "\n".join(f"- {text}" for text in texts)
+    texts = [f"- {each.name}: `{' '.join(each.flags.split())}`" for each in TRAININGS[part]]
+    notes = "Flags, --total-timesteps aside:\n\n" + "\n".join(texts)
     results = kit.Results(args, part, TITLES[part], notes, kit.machine(args))
     return kit.measure(results, all_rows(part, args, results), args, deadline)

@@ -34,9 +34,8 @@ def figures(noted: dict) -> dict:
     minibatches = noted["minibatches"] or noted["expected_minibatches"]
     collection, update = phases["collection"], phases["update"]
     total = lambda name: sum(sums[name] for sums in phases.values())
-    plain = (
-        1e6 * noted["plain_seconds"] / noted["plain_steps"] * noted["watched_steps"]
-    )  # us of the watched updates
+    # us of the watched updates, had they not been watched
+    plain = 1e6 * noted["plain_seconds"] / noted["plain_steps"] * noted["watched_steps"]
     rest = sum(phases[name]["waits"] for name in ("advantages", "between")) / noted["updates"]
     return {
         "bytes to the device per step": collection["to_device_bytes"] / steps,
@@ -77,15 +76,10 @@ def all_rows(part: str, args: kit.Args) -> list[Row]:
         num_envs, num_steps = (4, 16) if args.dry else (256, 32)
         num_workers = 0 if args.dry or not TASKS[task].workers else max(kit.num_cpus() - 2, 0)
         case = Case(task, script, num_envs, num_steps, num_workers)
-        rows.append(
-            Row(
-                f"{num_envs} environments, rollouts of {num_steps} steps, 4 epochs of 4 "
-                "minibatches",
-                {"environment": task, "script": f"{script}.py", "workers": num_workers},
-                functools.partial(profile, case, args),
-                5 if args.dry else 45,
-            )
-        )
+        key = {"environment": task, "script": f"{script}.py", "workers": num_workers}
+        title = f"{num_envs} environments, rollouts of {num_steps} steps, 4 epochs of 4 minibatches"
+        measure = functools.partial(profile, case, args)
+        rows.append(Row(title, key, measure, 5 if args.dry else 45))
     return rows
 
 

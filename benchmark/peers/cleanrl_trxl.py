@@ -73,9 +73,9 @@ class MaskedCartPole(gym.Wrapper):
     arrays [1]."""
 
     def __init__(self):
-        super().__init__(
-            gym.make("CartPole-v1", max_episode_steps=10**9, disable_env_checker=True)
-        )  # register limits
+        # `register` limits
+        env = gym.make("CartPole-v1", max_episode_steps=10**9, disable_env_checker=True)
+        super().__init__(env)
         space = self.env.observation_space
         self.observation_space = gym.spaces.Box(space.low[[0, 2]], space.high[[0, 2]])
 
@@ -89,20 +89,12 @@ class MaskedCartPole(gym.Wrapper):
 
 
 def main(args, more_flags):
-    gym.register(
-        "MaskedCartPole-v1",
-        lambda render_mode: MaskedCartPole(),
-        max_episode_steps=args.episode_steps,
-    )
+    make = lambda render_mode: MaskedCartPole()
+    gym.register("MaskedCartPole-v1", make, max_episode_steps=args.episode_steps)
     flags = CARTPOLE_FLAGS if args.task == "cartpole" else FLAGS
     script = Path(args.script).resolve()
-    sys.argv = [
-        str(script),
-        *flags,
-        f"--seed={args.seed}",
-        f"--total-timesteps={args.max_steps}",
-        *more_flags,
-    ]
+    own = [f"--seed={args.seed}", f"--total-timesteps={args.max_steps}"]
+    sys.argv = [str(script), *flags, *own, *more_flags]
     sys.path.insert(0, str(script.parent))  # for pom_env
     rows = []
 
@@ -129,9 +121,8 @@ def main(args, more_flags):
     with open(out, "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["step", "wall_seconds", "mean_return_100"])
-        writer.writerows(
-            [step, f"{seconds:.2f}", f"{mean_return:.2f}"] for step, seconds, mean_return in rows
-        )
+        for step, seconds, mean_return in rows:
+            writer.writerow([step, f"{seconds:.2f}", f"{mean_return:.2f}"])
     print(f"SPS {step / seconds:.0f}")
     print(f"mean return {mean_return:.3f} (last 100 episodes) after {step} steps, {seconds:.1f} s")
     print(f"memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB")

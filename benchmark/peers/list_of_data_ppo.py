@@ -92,11 +92,8 @@ class GraphAgent(nn.Module):
     def __init__(self, node_dim, edge_dim, args):
         super().__init__()
         dim = args.gnn_dim
-        self.embed, self.convs, self.norms = (
-            nn.Linear(node_dim, dim),
-            nn.ModuleList(),
-            nn.ModuleList(),
-        )
+        self.embed = nn.Linear(node_dim, dim)
+        self.convs, self.norms = nn.ModuleList(), nn.ModuleList()
         for _ in range(args.gnn_layers):
             net = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
             self.convs.append(GINEConv(net, edge_dim=edge_dim) if edge_dim else GINConv(net))
@@ -138,9 +135,8 @@ def get_action_and_value(agent, batch, action=None):
     log_prob = prob.clamp(min=1e-20).log()
     start = batch.ptr[:-1]
     if action is None:
-        noise = (
-            prob / -torch.rand_like(prob).clamp(1e-20).log()
-        )  # exponential race: the largest of a graph wins
+        # Exponential race: the largest of a graph wins
+        noise = prob / -torch.rand_like(prob).clamp(1e-20).log()
         best = segment(noise, batch.ptr, "max")
         winner = (noise == best[batch.batch]).nonzero().squeeze(-1)
         action = torch.empty_like(start)
@@ -229,9 +225,8 @@ def main(args):
                 advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
                 clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
                 policy_loss = -torch.min(advantage * ratio, advantage * clipped_ratio).mean()
-                near = b_values[idx] + (value - b_values[idx]).clamp(
-                    -args.clip_coef, args.clip_coef
-                )
+                change = (value - b_values[idx]).clamp(-args.clip_coef, args.clip_coef)
+                near = b_values[idx] + change
                 target = b_targets[idx]
                 value_loss = 0.5 * torch.max((value - target) ** 2, (near - target) ** 2).mean()
                 loss = policy_loss - args.ent_coef * entropy.mean() + args.vf_coef * value_loss
@@ -244,9 +239,8 @@ def main(args):
         torch.cuda.synchronize()
     seconds = time.perf_counter() - start_time
     print(f"SPS {num_iterations * batch_size / seconds:.0f}")
-    print(
-        f"mean return {np.mean(returns_of_episodes):.3f} (last {len(returns_of_episodes)} episodes)"
-    )
+    returns = returns_of_episodes
+    print(f"mean return {np.mean(returns):.3f} (last {len(returns)} episodes)")
 
 
 if __name__ == "__main__":

@@ -128,9 +128,8 @@ def main(args: Args) -> None:
     def observe(obs: list, action: np.ndarray, first: np.ndarray) -> torch.Tensor:
         """[1, N, input_dim]; there is no action before the first step"""
         flat = np.stack([np.asarray(gym.spaces.flatten(space, o), np.float32) for o in obs])
-        before = np.concatenate(
-            [np.eye(n, dtype=np.float32)[a] for n, a in zip(sizes, action.T)], 1
-        )
+        parts = [np.eye(n, dtype=np.float32)[a] for n, a in zip(sizes, action.T)]
+        before = np.concatenate(parts, 1)
         before *= 1 - first[:, None]
         return torch.from_numpy(np.concatenate([flat, before, first[:, None]], 1))[None]
 
@@ -139,12 +138,8 @@ def main(args: Args) -> None:
     state = torch.zeros(1, N, args.dim), torch.zeros(1, N, args.dim)
     returns, lengths, step, start_time = np.zeros(N), np.zeros(N, np.int64), 0, time.time()
     for _ in range(args.total_timesteps // (T * N)):
-        begin, rollout, rewards, dones = (
-            state,
-            [],
-            np.zeros((T, N), np.float32),
-            np.zeros((T, N), np.float32),
-        )
+        begin, rollout = state, []
+        rewards, dones = (np.zeros((T, N), np.float32) for _ in range(2))
         for t in range(T):
             x, was_first = observe(obs, action, first), torch.from_numpy(first)[None]
             with torch.no_grad():
@@ -165,9 +160,8 @@ def main(args: Args) -> None:
             first = dones[t]
         x, firsts, actions, log_probs, values = map(torch.cat, zip(*rollout))
         with torch.no_grad():
-            next_value = agent(observe(obs, action, first), torch.from_numpy(first)[None], state)[
-                1
-            ][0].numpy()
+            last_x, last_first = observe(obs, action, first), torch.from_numpy(first)[None]
+            next_value = agent(last_x, last_first, state)[1][0].numpy()
         V, advantages, last = values.numpy(), np.zeros_like(rewards), 0.0
         for t in reversed(range(T)):
             delta = rewards[t] + args.gamma * next_value * (1 - dones[t]) - V[t]

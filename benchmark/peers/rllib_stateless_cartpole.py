@@ -67,20 +67,16 @@ class Args:
 MODELS = {
     "framestack": {"custom_model": "framestack", "custom_model_config": {"num_frames": 16}},
     "lstm": {"use_lstm": True, "lstm_use_prev_action": True, "lstm_use_prev_reward": True},
-    "attention": {
-        "use_attention": True,
-        "attention_memory_inference": 50,
-        "attention_memory_training": 50,
-    },
+    "attention": {"use_attention": True}
+    | {f"attention_memory_{name}": 50 for name in ("inference", "training")},
 }
 
 
 def masked_cartpole(limit):
     """CartPole-v1 that shows the position of the cart and the angle of the pole only."""
     env = gym.make("CartPole-v1", max_episode_steps=None if limit else -1, disable_env_checker=True)
-    env.action_space.n = int(
-        env.action_space.n
-    )  # torch's LSTM refuses the numpy integer that RLlib would hand it
+    # torch's LSTM refuses the numpy integer that RLlib would hand it
+    env.action_space.n = int(env.action_space.n)
     space = gym.spaces.Box(env.observation_space.low[[0, 2]], env.observation_space.high[[0, 2]])
     return gym.wrappers.TransformObservation(env, lambda observation: observation[[0, 2]], space)
 
@@ -126,23 +122,18 @@ def main(args):
         writer.writerow(["step", "wall_seconds", "mean_return_100"])
         while mean_return < args.target and seconds < args.max_seconds and step < args.max_steps:
             result = algorithm.train()
-            seconds, step = (
-                time.perf_counter() - start_time,
-                result["num_env_steps_sampled_lifetime"],
-            )
-            returns = result["env_runners"]["hist_stats"]["episode_reward"][
-                -100:
-            ]  # the newest last
+            seconds = time.perf_counter() - start_time
+            step = result["num_env_steps_sampled_lifetime"]
+            # The newest last
+            returns = result["env_runners"]["hist_stats"]["episode_reward"][-100:]
             mean_return = np.mean(returns) if returns else np.nan
             writer.writerow([step, f"{seconds:.2f}", f"{mean_return:.2f}"])
             file.flush()
             peak_mb = max(peak_mb, megabytes())
     algorithm.stop()
     print(f"SPS {step / seconds:.0f}")
-    print(
-        f"mean return {mean_return:.3f} (last {len(returns)} episodes) after {step} steps, "
-        f"{seconds:.1f} s"
-    )
+    after = f"after {step} steps, {seconds:.1f} s"
+    print(f"mean return {mean_return:.3f} (last {len(returns)} episodes) {after}")
     print(f"memory of all processes {peak_mb:.0f} MB")
 
 

@@ -43,14 +43,11 @@ class PadGraph(gym.ObservationWrapper):
         self.max_nodes = int(env.action_space.n)
         self.max_edges = EDGES_PER_NODE * self.max_nodes
         self.num_features = space.node_space.shape[0]
+        shape = (self.max_nodes, self.num_features)
         self.observation_space = spaces.Dict(
-            {
-                "nodes": spaces.Box(
-                    -np.inf, np.inf, (self.max_nodes, self.num_features), np.float32
-                ),
-                "edges": spaces.Box(0, self.max_nodes, (self.max_edges, 2), np.int16),
-                "size": spaces.Box(0, self.max_edges, (2,), np.int32),
-            }
+            nodes=spaces.Box(-np.inf, np.inf, shape, np.float32),
+            edges=spaces.Box(0, self.max_nodes, (self.max_edges, 2), np.int16),
+            size=spaces.Box(0, self.max_edges, (2,), np.int32),
         )
 
     def observation(self, observation):
@@ -90,9 +87,8 @@ class GraphExtractor(BaseFeaturesExtractor):
         is_edge = torch.arange(observation["edges"].shape[1], device=device) < size[:, 1:]
         graph = torch.arange(len(size), device=device)
         ptr = torch.cat([size.new_zeros(1), size[:, 0].cumsum(0)])
-        links = (
-            observation["edges"][is_edge].long() + ptr[:-1].repeat_interleave(size[:, 1])[:, None]
-        )
+        offset = ptr[:-1].repeat_interleave(size[:, 1])[:, None]
+        links = observation["edges"][is_edge].long() + offset
         batch = graph.repeat_interleave(size[:, 0])
         score, value = self.agent(observation["nodes"][is_node], links.T, None, batch, ptr)
         padded = score.new_zeros(is_node.shape).masked_scatter(is_node, score)
@@ -126,9 +122,8 @@ class NodePolicy(MaskableMultiInputActorCriticPolicy):
     def _build(self, lr_schedule):
         super()._build(lr_schedule)
         self.action_net, self.value_net = nn.Identity(), nn.Identity()
-        self.optimizer = self.optimizer_class(
-            self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs
-        )
+        options = self.optimizer_kwargs
+        self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **options)
 
 
 def main(args):

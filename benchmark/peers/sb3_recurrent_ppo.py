@@ -48,9 +48,8 @@ def masked_cartpole(limit):
     """CartPole-v1 that shows the position of the cart and the angle of the pole only."""
     env = gym.make("CartPole-v1", max_episode_steps=None if limit else -1, disable_env_checker=True)
     space = gym.spaces.Box(env.observation_space.low[[0, 2]], env.observation_space.high[[0, 2]])
-    return Monitor(
-        gym.wrappers.TransformObservation(env, lambda observation: observation[[0, 2]], space)
-    )
+    shown = lambda observation: observation[[0, 2]]
+    return Monitor(gym.wrappers.TransformObservation(env, shown, space))
 
 
 class Curve(BaseCallback):
@@ -104,10 +103,8 @@ def main(args):
         model.learn(args.max_steps, curve)
     seconds, step = time.perf_counter() - curve.start_time, model.num_timesteps
     print(f"SPS {step / seconds:.0f}")
-    print(
-        f"mean return {curve.mean_return:.3f} (last {curve.episodes} episodes) after {step} steps, "
-        f"{seconds:.1f} s"
-    )
+    after = f"after {step} steps, {seconds:.1f} s"
+    print(f"mean return {curve.mean_return:.3f} (last {curve.episodes} episodes) {after}")
     print(f"memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB")
 
 

@@ -4,11 +4,11 @@ data say of other methods (theirs.csv, from raw_data.py).
     python benchmark/pogema/scores.py                 # plays what is missing
     python benchmark/pogema/scores.py --suites random_32 --tasks 8 --models rest=model.pt
 
-Into benchmark/results/pogema it writes scores.md and scores.csv, a row for each system, seed, suite
-and mode, written as soon as it is played and never played again. `values` are the throughput or the
-success of each task, `error` is the standard error of their mean. Systems are the rules of
-cleanrl_graph/envs/pogema.py and the runs of benchmark/pogema.sh that have a model, whose moves are
-sampled from the policy, or greedy: its most likely ones.
+Into benchmark/results/pogema it writes a section of tables.md and scores.csv, a row for each
+system, seed, suite and mode, written as soon as it is played and never played again. `values` are
+the throughput or the success of each task, `error` is the standard error of their mean. Systems
+are the rules of cleanrl_graph/envs/pogema.py and the runs of benchmark/pogema.sh that have a model,
+whose moves are sampled from the policy, or greedy: its most likely ones.
 """
 
 import json
@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmark")]
-from tables import added, read  # noqa: E402
+from tables import added, put, read  # noqa: E402
 
 from cleanrl_graph import load_policy  # noqa: E402
 from cleanrl_graph.envs.pogema import RULES, PogemaEnv, play  # noqa: E402
@@ -180,7 +180,7 @@ def table(rows: list[dict], theirs: list[dict], suites: list[str], column: str) 
 
 
 def document(rows: list[dict], theirs: list[dict], args: Args) -> str:
-    """scores.md."""
+    """The section scores of tables.md."""
     lifelong = [suite for suite in args.suites if not suite.startswith("one_shot")]
     one_shot = [suite for suite in args.suites if suite.startswith("one_shot")]
     parts = ["    bash benchmark/pogema.sh"]
@@ -216,7 +216,7 @@ def main(args: Args) -> None:
     rows = play_missing(args)
     theirs = read(Path(args.results, "theirs.csv"))
     text = document(rows, theirs, args)
-    Path(args.results, "scores.md").write_text(text)
+    put(f"{args.results}/tables.md#scores", text)
     print(text)
 
 

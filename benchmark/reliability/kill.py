@@ -1,7 +1,8 @@
 """Runs that are killed or stopped at random moments, continued with --resume auto, and compared
 with whole ones.
 
-    python benchmark/reliability/kill.py --times 40 --out benchmark/results/reliability/kill.md
+    python benchmark/reliability/kill.py --times 40 \
+        --out benchmark/results/reliability/tables.md#kill
 
 The runs are small ones of all four scripts, in process and with two workers, on CartPole and
 environments of this repository. Each is a process of its own (forked, which saves the imports).
@@ -22,9 +23,10 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path[:0] = map(str, Path(__file__).resolve().parents[1:3])
 
 import torch  # noqa: E402
+from tables import put  # noqa: E402
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
@@ -33,38 +35,21 @@ from cleanrl_graph.services.arguments import args_of  # noqa: E402
 
 FORK = mp.get_context("fork")
 EVERY = 5  # updates between two checkpoints
-SMALL = dict(
-    hidden_dims=(16,),
-    gnn_dim=8,
-    gnn_layers=1,
-    num_envs=3,
-    num_steps=8,
-    num_minibatches=2,
-    update_epochs=2,
-    eval_episodes=0,
-    cuda=False,
-    checkpoint_every=EVERY,
-    save_model=True,
-)
+SMALL = dict(hidden_dims=(16,), gnn_dim=8, gnn_layers=1, num_envs=3, num_steps=8)
+SMALL |= dict(num_minibatches=2, update_epochs=2, eval_episodes=0, cuda=False)
+SMALL |= dict(checkpoint_every=EVERY, save_model=True)
+MEMORY = dict(prev_action=True, prev_reward=True)
 LSTM, TRANSFORMER = dict(lstm_dim=8), dict(dim=8, num_heads=2, memory_length=5)
+EXPLORE, POISSON = dict(env_id="envs:GraphExplore-v0"), dict(env_id="envs:PoissonGraph-v0")
 RUNS = [  # script, flags
     ("ppo_graph", dict(env_id="CartPole-v1")),
     ("ppo_framestack", dict(env_id="envs:StatelessCartPole-v1", norm_obs=True, num_workers=2)),
-    (
-        "ppo_lstm_sparse",
-        dict(env_id="envs:GraphExplore-v0", remember_edges=True, prev_action=True) | LSTM,
-    ),
-    ("ppo_gtrxl", dict(env_id="envs:GraphExplore-v0", num_workers=2) | TRANSFORMER),
-    (
-        "ppo_graph",
-        dict(env_id="envs:PoissonGraph-v0", norm_obs=True, num_workers=2, wrap=("z:skill:3",)),
-    ),
+    ("ppo_lstm_sparse", EXPLORE | dict(remember_edges=True, prev_action=True) | LSTM),
+    ("ppo_gtrxl", EXPLORE | dict(num_workers=2) | TRANSFORMER),
+    ("ppo_graph", POISSON | dict(norm_obs=True, num_workers=2, wrap=("z:skill:3",))),
     ("ppo_framestack", dict(env_id="envs:LastGraphs-v0")),
     ("ppo_lstm_sparse", dict(env_id="CartPole-v1", num_workers=2) | LSTM),
-    (
-        "ppo_gtrxl",
-        dict(env_id="envs:StatelessCartPole-v1", prev_action=True, prev_reward=True) | TRANSFORMER,
-    ),
+    ("ppo_gtrxl", dict(env_id="envs:StatelessCartPole-v1") | MEMORY | TRANSFORMER),
     ("ppo_graph", dict(env_id="envs:JobShop-v0", env_kwargs={"jobs": 3, "machines": 3})),
     ("ppo_lstm_sparse", dict(env_id="envs:Recall-v0", norm_obs=True) | LSTM),
 ]
@@ -90,9 +75,8 @@ def start(run_dir: Path, script: str, flags: dict) -> mp.Process:
     def target():
         os.setpgid(0, 0)
         torch.set_num_threads(1)
-        tqdm.set_lock(
-            threading.RLock()
-        )  # that of this process must not be held by one that is killed
+        # That of this process must not be held by one that is killed
+        tqdm.set_lock(threading.RLock())
         log = os.open(f"{run_dir}.err", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         for number in (1, 2):
             os.dup2(log, number)
@@ -118,11 +102,9 @@ def result(run_dir: Path) -> tuple[dict, dict]:
 
 
 def same(a: tuple, b: tuple) -> bool:
-    return (
-        list(a[0]) == list(b[0])
-        and all(torch.equal(a[0][k], b[0][k]) for k in a[0])
-        and a[1] == b[1]
-    )
+    (ours, log), (theirs, their_log) = a, b
+    is_equal = list(ours) == list(theirs) and all(torch.equal(ours[k], theirs[k]) for k in ours)
+    return is_equal and log == their_log
 
 
 def is_alive(pid: int) -> bool:
@@ -136,10 +118,9 @@ def children(pid: int) -> list[int]:
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            if int(stat.read_text().rsplit(")", 1)[1].split()[1]) == pid and is_alive(
-                int(stat.parent.name)
-            ):
-                found.append(int(stat.parent.name))
+            parent, own = stat.read_text().rsplit(")", 1)[1].split()[1], int(stat.parent.name)
+            if int(parent) == pid and is_alive(own):
+                found.append(own)
     return found
 
 
@@ -163,9 +144,8 @@ def hit(
     """(exit code, whether all workers left) of a run that is sent a signal `delay` seconds after it
     had its log, and a checkpoint of that many updates."""
     process = start(run_dir, script, flags)
-    while process.is_alive() and not (
-        list(run_dir.glob("*/events*")) and updates_of(run_dir) >= updates
-    ):
+    is_reached = lambda: list(run_dir.glob("*/events*")) and updates_of(run_dir) >= updates
+    while process.is_alive() and not is_reached():
         time.sleep(0.002)
     time.sleep(delay)
     workers = children(process.pid)
@@ -202,32 +182,25 @@ def kill_runs(
 ) -> list[Outcome]:
     """One Outcome for each of `times` runs of `runs` in turn, hit at a random moment, continued and
     compared. `folder` is empty, or has the whole runs of an earlier call."""
-    rng, outcomes, number = (
-        random.Random(seed),
-        [],
-        {"SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT}.get(kind, 9),
-    )
+    number = {"SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT}.get(kind, signal.SIGKILL)
+    rng, outcomes = random.Random(seed), []
     for k in range(times):
         script, flags = runs[k % len(runs)]
-        flags, whole = (
-            flags | dict(total_timesteps=total_timesteps),
-            folder / f"whole_{k % len(runs)}",
-        )
+        flags = flags | dict(total_timesteps=total_timesteps)
+        whole = folder / f"whole_{k % len(runs)}"
         if not whole.exists():
             begin = time.time()
             start(whole, script, flags).join()
             (folder / f"{whole.name}.seconds").write_text(str(time.time() - begin))
         num_updates = total_timesteps // (SMALL["num_envs"] * SMALL["num_steps"])
-        seconds = (
-            float((folder / f"{whole.name}.seconds").read_text()) * EVERY / num_updates
-        )  # of one checkpoint
+        whole_seconds = float((folder / f"{whole.name}.seconds").read_text())
+        seconds = whole_seconds * EVERY / num_updates  # of one checkpoint
         exit_code, attempt = 0, 0
         while exit_code == 0:  # at first, and where it ended before it was hit
             run_dir, attempt = folder / f"{kind.split()[0]}_{k}_{attempt}", attempt + 1
             after = rng.randrange(num_updates // EVERY)
-            exit_code, alone = hit(
-                run_dir, script, flags, number, EVERY * after, rng.random() * seconds
-            )
+            moment = EVERY * after, rng.random() * seconds
+            exit_code, alone = hit(run_dir, script, flags, number, *moment)
         updates = updates_of(run_dir)
         if kind == "damaged checkpoint":
             damage(run_dir, rng)
@@ -238,27 +211,14 @@ def kill_runs(
         except ValueError as error:  # there is no model, or more than one
             print(f"{run_dir}: {error}", file=sys.stderr)
             equal = False
-        outcomes.append(
-            Outcome(
-                script,
-                flags["env_id"].split(":")[-1],
-                flags.get("num_workers", 0),
-                updates,
-                exit_code,
-                equal,
-                alone,
-            )
-        )
+        about = script, flags["env_id"].split(":")[-1], flags.get("num_workers", 0)
+        outcomes.append(Outcome(*about, updates, exit_code, equal, alone))
         print(f"{kind} {k + 1}: {outcomes[-1]}", file=sys.stderr, flush=True)
     return outcomes
 
 
-KINDS = {
-    "kill -9": 40,
-    "SIGTERM": 10,
-    "SIGINT": 10,
-    "damaged checkpoint": 10,
-}  # how often, for --times 40
+# How often, for --times 40
+KINDS = {"kill -9": 40, "SIGTERM": 10, "SIGINT": 10, "damaged checkpoint": 10}
 
 
 def main(args) -> bool:
@@ -269,24 +229,13 @@ def main(args) -> bool:
             found[kind] = kill_runs(times, Path(folder), args.seed, args.total_timesteps, kind)
     for kind, outcomes in found.items():
         code = {"SIGTERM": 143, "SIGINT": 130}.get(kind, -9)
-        cells = [
-            len(outcomes),
-            *(
-                sum(cell)
-                for cell in zip(
-                    *(
-                        (outcome.equal, outcome.exit_code == code, outcome.alone)
-                        for outcome in outcomes
-                    )
-                )
-            ),
-        ]
+        good_of = [(each.equal, each.exit_code == code, each.alone) for each in outcomes]
+        cells = [len(outcomes), *map(sum, zip(*good_of))]
         rows.append(f"| {kind} | " + " | ".join(map(str, cells)) + " |")
         good &= len(set(cells)) == 1
     kills = found["kill -9"]
-    names = sorted(
-        {f"{o.script}.py, {o.env_id}{', 2 workers' if o.num_workers else ''}" for o in kills}
-    )
+    workers = lambda each: ", 2 workers" if each.num_workers else ""
+    names = sorted({f"{each.script}.py, {each.env_id}{workers(each)}" for each in kills})
     text = "\n".join(
         [
             f"    python benchmark/reliability/kill.py --times {args.times} --seed {args.seed} "
@@ -312,8 +261,7 @@ def main(args) -> bool:
     )
     print(text)
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(text)
+        put(args.out, text)
     return good
 
 
@@ -324,6 +272,6 @@ if __name__ == "__main__":
     parser.add_argument("--times", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--total-timesteps", type=int, default=1440)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out")
     torch.set_num_threads(1)
     sys.exit(not main(parser.parse_args()))

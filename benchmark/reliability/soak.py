@@ -1,7 +1,7 @@
 """Memory, open files and threads of a long run of ppo_graph.py on PoissonGraph-v0.
 
     python benchmark/reliability/soak.py --total-timesteps 2000000 \
-        --out benchmark/results/reliability/soak.md
+        --out benchmark/results/reliability/tables.md#soak
 
 Every update is sampled; the table shows ten of them. Exit code 1 if the resident memory grew by 2%
 or more after the warm-up (the first tenth of the run), or if the number of open files or threads
@@ -14,9 +14,10 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path[:0] = map(str, Path(__file__).resolve().parents[1:3])
 
 import torch  # noqa: E402
+from tables import put  # noqa: E402
 
 from cleanrl_graph import ppo_graph, services  # noqa: E402
 
@@ -43,26 +44,11 @@ def soak(args) -> list[dict]:
 
     ppo_graph.SummaryWriter.add_scalar = sampled
     with tempfile.TemporaryDirectory() as folder:
-        services.run(
-            ppo_graph,
-            ppo_graph.Args(
-                env_id="envs:PoissonGraph-v0",
-                total_timesteps=args.total_timesteps,
-                num_envs=args.num_envs,
-                num_steps=32,
-                num_minibatches=2,
-                update_epochs=1,
-                gnn_layers=1,
-                gnn_dim=8,
-                hidden_dims=(16,),
-                run_dir=folder,
-                cuda=False,
-                norm_obs=True,
-                eval_episodes=0,
-            ),
-            checkpoint_every=20,
-            num_workers=args.num_workers,
-        )
+        flags = dict(env_id="envs:PoissonGraph-v0", num_steps=32, num_minibatches=2)
+        flags |= dict(update_epochs=1, gnn_layers=1, gnn_dim=8, hidden_dims=(16,), norm_obs=True)
+        flags |= dict(total_timesteps=args.total_timesteps, num_envs=args.num_envs)
+        own = ppo_graph.Args(**flags, run_dir=folder, cuda=False, eval_episodes=0)
+        services.run(ppo_graph, own, checkpoint_every=20, num_workers=args.num_workers)
     return samples
 
 
@@ -87,10 +73,9 @@ def table(samples: list[dict], args) -> tuple[str, bool]:
         "| " + " | ".join(names) + " |",
         "|" + "---|" * len(names),
     ]
-    lines += [
-        "| " + " | ".join(f"{row[k]:.1f}" if k == "RSS MiB" else str(row[k]) for k in names) + " |"
-        for row in shown
-    ]
+    for row in shown:
+        cells = [f"{row[k]:.1f}" if k == "RSS MiB" else str(row[k]) for k in names]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n", growth < 0.02 and constant
 
 
@@ -101,12 +86,11 @@ if __name__ == "__main__":
     parser.add_argument("--total-timesteps", type=int, default=2_000_000)
     parser.add_argument("--num-envs", type=int, default=256)
     parser.add_argument("--num-workers", type=int, default=0)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out")
     args = parser.parse_args()
     torch.set_num_threads(1)
     text, good = table(soak(args), args)
     print(text)
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(text)
+        put(args.out, text)
     sys.exit(not good)

@@ -1,7 +1,7 @@
 """Acting and learning at the same time: wall time and learning curves of ppo_graph_async.py beside
 ppo_graph.py.
 
-    python benchmark/speed/async.py --out benchmark/results/speed/async
+    python benchmark/speed/async.py --out benchmark/results/speed/tables.md#async
     # does it run?
     python benchmark/speed/async.py --cases 0.1 --rounds 1 --num-updates 4 --curve-steps 0
 
@@ -18,7 +18,7 @@ Why a process: a thread shares the interpreter's lock with the update. On two id
 ppo_graph.py / the thread is 0.98, 0.98, 1.55 and 1.42 in the four cases and ppo_graph.py / the
 process 1.48, 1.65, 1.60 and 1.58.
 
-Writes OUT.md, OUT.csv and OUT.png.
+A csv of all runs and a picture of the curves lie beside --out.
 """
 
 import csv
@@ -39,47 +39,20 @@ import gymnasium as gym
 import numpy as np
 import torch
 import tyro
-from common import ROOT, report
+from common import ROOT, beside, report, spread
 
-sys.path.insert(0, str(ROOT))
-from cleanrl_graph import services  # noqa: E402
-from cleanrl_graph.services.arguments import args_of  # noqa: E402
+from cleanrl_graph import services
+from cleanrl_graph.services.arguments import args_of
 
 # milliseconds of a step -> flags with which collection and update take about as long
+SIZES = dict(num_envs=8, num_steps=64, gnn_layers=3, gnn_dim=192, hidden_dims=(64,))
+ASLEEP = {"asleep": True}
 CASES = {
-    "0.1": dict(
-        env_kwargs={"ms": 0.1},
-        num_envs=8,
-        num_steps=128,
-        gnn_layers=2,
-        gnn_dim=64,
-        hidden_dims=(64,),
-    ),
-    "1": dict(
-        env_kwargs={"ms": 1.0},
-        num_envs=8,
-        num_steps=64,
-        gnn_layers=3,
-        gnn_dim=192,
-        hidden_dims=(64,),
-    ),
-    "1 asleep": dict(
-        env_kwargs={"ms": 1.0, "asleep": True},
-        num_envs=8,
-        num_steps=64,
-        gnn_layers=3,
-        gnn_dim=192,
-        hidden_dims=(64,),
-    ),
-    "5 asleep, 8 workers": dict(
-        env_kwargs={"ms": 5.0, "asleep": True},
-        num_envs=16,
-        num_steps=32,
-        gnn_layers=3,
-        gnn_dim=160,
-        hidden_dims=(64,),
-        num_workers=8,
-    ),
+    "0.1": SIZES | dict(env_kwargs={"ms": 0.1}, num_steps=128, gnn_layers=2, gnn_dim=64),
+    "1": SIZES | dict(env_kwargs={"ms": 1.0}),
+    "1 asleep": SIZES | dict(env_kwargs={"ms": 1.0} | ASLEEP),
+    "5 asleep, 8 workers": SIZES
+    | dict(env_kwargs={"ms": 5.0} | ASLEEP, num_envs=16, num_steps=32, gnn_dim=160, num_workers=8),
 }
 CURVES = {
     "ppo_graph.py": ("ppo_graph", {}),
@@ -92,7 +65,7 @@ CURVES = {
 @dataclass
 class Args:
     out: str | None = None
-    """path without ending of the results"""
+    """file that receives the same markdown, with a csv and a png beside it"""
     cases: tuple[str, ...] = tuple(CASES)
     """milliseconds of a step in part 1"""
     num_updates: int = 10
@@ -111,9 +84,8 @@ class Costly(gym.Wrapper):
     """PoissonGraph whose step takes `ms` milliseconds longer, of the CPU or asleep."""
 
     def __init__(self, ms: float = 1.0, asleep: bool = False, **kwargs):
-        super().__init__(
-            gym.make("cleanrl_graph.envs:PoissonGraph-v0", disable_env_checker=True, **kwargs)
-        )
+        name = "cleanrl_graph.envs:PoissonGraph-v0"
+        super().__init__(gym.make(name, disable_env_checker=True, **kwargs))
         self.seconds, self.asleep = ms / 1000, asleep
 
     def step(self, action):
@@ -153,9 +125,8 @@ def thread_collector(script):
                 self.rollouts.put(rollout)
 
         def ask(self, version, agent):
-            self.requests.put(
-                (version, {name: value.clone() for name, value in agent.state_dict().items()})
-            )
+            weights = {name: value.clone() for name, value in agent.state_dict().items()}
+            self.requests.put((version, weights))
 
         def receive(self):
             return self.rollouts.get()
@@ -172,11 +143,9 @@ def without_correction(folder: str):
     """ppo_graph_async.py that takes the present policy for the one that collected, and the ratio to
     the latter."""
     path = ROOT / "cleanrl_graph" / "ppo_graph_async.py"
-    old, new = (
-        "        rho = whole_rho.clip(max=args.max_rho).reshape(T, N)\n",
-        "        rho = np.ones((T, N), np.float32)\n"
-        "        log_probs = to_device(rollout.log_probs, device)\n",
-    )
+    old = "        rho = whole_rho.clip(max=args.max_rho).reshape(T, N)\n"
+    new = "        rho = np.ones((T, N), np.float32)\n"
+    new += "        log_probs = to_device(rollout.log_probs, device)\n"
     if path.read_text().count(old) != 1:
         raise SystemExit(f"{path} has changed: {old!r} must occur in it once")
     changed = Path(folder, "uncorrected.py")
@@ -288,51 +257,28 @@ def wall_time(args) -> tuple[list[str], list[list]]:
         steps = args.num_updates * flags["num_envs"] * flags["num_steps"]
         for seed in range(1, args.rounds + 1):
             for system in args.systems:
-                runs[system].append(
-                    run(system, env_id="Costly-v0", total_timesteps=steps, seed=seed, **flags)
-                )
+                more = dict(env_id="Costly-v0", total_timesteps=steps, seed=seed)
+                runs[system].append(run(system, **more, **flags))
                 total, parts, cpu, _ = runs[system][-1]
                 parts = [parts.get(name, "") for name in ("collect", "update", "receive")]
                 rows.append(["wall", case, system, seed, steps, total, *parts, *cpu])
         base = runs["ppo_graph"]
         for system, results in runs.items():
             total = [result[0] for result in results]
-            part = lambda name: np.median([parts.get(name, np.nan) for _, parts, *_ in results])
-            cells = [
-                "" if np.isnan(part(name)) else f"{part(name):.1f}"
-                for name in ("collect", "update", "receive")
-            ]
-            cells.append(
-                " + ".join(
-                    f"{value:.1f}" for value in np.median([cpu for *_, cpu, _ in results], 0)
-                )
-            )
+            cells = [spread(total, ".1f")]
+            for name in ("collect", "update", "receive"):
+                part = np.median([parts.get(name, np.nan) for _, parts, *_ in results])
+                cells.append("" if np.isnan(part) else f"{part:.1f}")
+            cpu = np.median([cpu for *_, cpu, _ in results], 0)
+            cells.append(" + ".join(f"{value:.1f}" for value in cpu))
             ratio = np.array([a[0] / b[0] for a, b in zip(base, results)])
             bound = [sum(parts.values()) / max(parts.values()) for _, parts, *_ in base]
             by_cpu = [sum(a[2]) / max(b[2]) for a, b in zip(base, results)]
             by_cpu = "" if "asleep" in case or system == "thread" else f"{np.median(by_cpu):.2f}"
-            gain = (
-                ["", "", ""]
-                if system == "ppo_graph"
-                else [
-                    f"{np.median(ratio):.2f} ({ratio.min():.2f} to {ratio.max():.2f})",
-                    by_cpu,
-                    f"{np.median(bound):.2f}",
-                ]
-            )
-            lines.append(
-                "| "
-                + " | ".join(
-                    [
-                        case,
-                        system,
-                        f"{np.median(total):.1f} ({min(total):.1f} to {max(total):.1f})",
-                        *cells,
-                        *gain,
-                    ]
-                )
-                + " |"
-            )
+            gain = ["", "", ""]
+            if system != "ppo_graph":
+                gain = [spread(ratio, ".2f"), by_cpu, f"{np.median(bound):.2f}"]
+            lines.append("| " + " | ".join([case, system, *cells, *gain]) + " |")
     lines += [
         "",
         f"Medians of {args.rounds} rounds, {args.num_updates} updates each, one thread of torch in "
@@ -356,16 +302,9 @@ def learning_curves(args) -> tuple[list[str], list[list]]:
     rows = []
     for seed in range(1, args.rounds + 1):
         for name, (system, flags) in CURVES.items():
-            *_, curve = run(
-                system,
-                env_id="envs:PoissonGraph-v0",
-                total_timesteps=args.curve_steps,
-                num_envs=16,
-                learning_rate=1e-3,
-                gnn_layers=2,
-                seed=seed,
-                **flags,
-            )
+            more = dict(num_envs=16, learning_rate=1e-3, gnn_layers=2, seed=seed) | flags
+            more |= dict(env_id="envs:PoissonGraph-v0", total_timesteps=args.curve_steps)
+            *_, curve = run(system, **more)
             rows += [["curve", "", name, seed, step, value] for step, value in curve]
     for name, (_, values) in curves_of(rows).items():
         lines.append(
@@ -413,15 +352,14 @@ def draw(rows: list[list], path: Path) -> None:
 
 def main(args):
     os.environ["OMP_NUM_THREADS"] = "1"
-    load, path = os.getloadavg()[0], Path(args.out) if args.out else None
+    load = os.getloadavg()[0]
     lines, rows = wall_time(args)
     if args.curve_steps:
         more, curve_rows = learning_curves(args)
         lines, rows = lines + more, rows + curve_rows
-        if path:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            draw(curve_rows, path.with_suffix(".png"))
-            lines += ["", f"![learning curves]({path.name}.png)"]
+        if args.out:
+            draw(curve_rows, picture := beside(args.out, ".png"))
+            lines += ["", f"![learning curves]({picture.name})"]
     heading = [
         "# Acting and learning at the same time",
         "",
@@ -430,23 +368,13 @@ def main(args):
         f"benchmark alone makes 1 to 2. {args.note}".strip(),
         "",
     ]
-    report("\n".join(heading + lines), args.out and f"{args.out}.md")
-    if path:
-        with open(f"{args.out}.csv", "w", newline="") as file:
-            names = [
-                "part",
-                "ms",
-                "system",
-                "seed",
-                "steps",
-                "seconds or return",
-                "collect",
-                "update",
-                "receive",
-                "cpu",
-                "cpu of others",
-            ]
-            csv.writer(file, lineterminator="\n").writerows([names, *rows])
+    report("\n".join(heading + lines), args.out)
+    if args.out:
+        names = (
+            "part,ms,system,seed,steps,seconds or return,collect,update,receive,cpu,cpu of others"
+        )
+        with open(beside(args.out, ".csv"), "w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows([names.split(","), *rows])
 
 
 if __name__ == "__main__":

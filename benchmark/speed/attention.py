@@ -1,9 +1,9 @@
 """Speed of ppo_gtrxl.py: training time against memory length, and steps per second of whole
 trainings.
 
-    python benchmark/speed/attention.py --out benchmark/results/speed/attention
+    python benchmark/speed/attention.py --out benchmark/results/speed/tables.md#attention
     python benchmark/speed/attention.py --parts sps --peer-script PATH/ppo_trxl.py \
-        --out benchmark/results/speed/trxl
+        --out benchmark/results/speed/tables.md#trxl
 
 1. Forward and backward through the memory of one minibatch, per step of it: the segment of
    ppo_gtrxl.py against one window of cached layer inputs per step, whose keys and values every
@@ -14,13 +14,9 @@ trainings.
    heads, memory 32, 8 minibatches, 4 epochs, episodes of at most 500 and 100 steps; with gates and
    without (CleanRL's ppo_trxl.py has none). Beside it CleanRL's own script, if --peer-script is
    given; see benchmark/peers/cleanrl_trxl.py.
-
-Writes OUT.md, OUT.csv and OUT.png.
 """
 
-import csv
 import json
-import os
 import sys
 import time
 from dataclasses import dataclass
@@ -30,18 +26,18 @@ from typing import Callable
 import numpy as np
 import torch
 import tyro
-from common import ROOT, in_turns, report
+from common import ROOT, beside, in_turns, report, spread, trxl_command
 from torch import Tensor
 
-sys.path.insert(0, str(ROOT))
+from cleanrl_graph import ppo_gtrxl
 
-from cleanrl_graph import ppo_gtrxl  # noqa: E402
+PEER = "CleanRL ppo_trxl.py"
 
 
 @dataclass
 class Args:
     out: str | None = None
-    """path without ending of the results"""
+    """file that receives the same markdown, with the picture of part 1 beside it"""
     parts: tuple[str, ...] = ("memory", "sps")
     """which of the two parts to run"""
     memory_lengths: tuple[int, ...] = (16, 64, 256, 1024)
@@ -112,9 +108,8 @@ def memory_part(args: Args) -> list[dict]:
     rows, T, B = [], args.num_steps, args.num_envs
     for W in args.memory_lengths:
         torch.manual_seed(0)
-        gtrxl = ppo_gtrxl.GTrXL(
-            ppo_gtrxl.Args(dim=args.dim, num_layers=args.num_layers, memory_length=W)
-        )
+        sizes = dict(dim=args.dim, num_layers=args.num_layers, memory_length=W)
+        gtrxl = ppo_gtrxl.GTrXL(ppo_gtrxl.Args(**sizes))
         samples, age = torch.randn(T, B, args.dim), torch.full((T, B), W)  # all memories are full
         inputs = torch.randn(args.num_layers, W, B, args.dim)  # of the layers, before the segment
 
@@ -139,17 +134,11 @@ def memory_part(args: Args) -> list[dict]:
         # and values
         need = 4 * T * B * W * args.num_layers * (5 * args.dim) / 1e9
         if need <= args.max_gb:
-            windows = [
-                layer[:-1].unfold(0, W, 1).transpose(2, 3).flatten(0, 1).contiguous()
-                for layer in before
-            ]
+            views = [layer[:-1].unfold(0, W, 1).transpose(2, 3) for layer in before]
+            windows = [view.flatten(0, 1).contiguous() for view in views]
             flat, ages = samples.flatten(0, 1), age.flatten()
-            torch.testing.assert_close(
-                forward_windows(gtrxl, flat, windows, ages),
-                expected.flatten(0, 1),
-                atol=1e-4,
-                rtol=1e-4,
-            )
+            outputs = forward_windows(gtrxl, flat, windows, ages)
+            torch.testing.assert_close(outputs, expected.flatten(0, 1), atol=1e-4, rtol=1e-4)
 
             def window() -> None:
                 gtrxl.zero_grad()
@@ -173,18 +162,15 @@ def memory_table(rows: list[dict], args: Args) -> list[str]:
     ]
     for row in rows:
         ours, theirs = row["segment, us per step"], row.get("windows, us per step")
-        ratio = (
-            f"{theirs:.0f} | {theirs / ours:.0f}"
-            if theirs
-            else f"over {args.max_gb:g} GB, not run | "
-        )
-        lines.append(
-            f"| {row['memory']} | {ours:.1f} | {ratio} | {row['windows, estimated GB']:.2f} |"
-        )
+        ratio = f"over {args.max_gb:g} GB, not run | "
+        if theirs:
+            ratio = f"{theirs:.0f} | {theirs / ours:.0f}"
+        need = row["windows, estimated GB"]
+        lines.append(f"| {row['memory']} | {ours:.1f} | {ratio} | {need:.2f} |")
     return lines
 
 
-def picture(rows: list[dict], args: Args, path: str) -> None:
+def picture(rows: list[dict], args: Args, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -197,14 +183,9 @@ def picture(rows: list[dict], args: Args, path: str) -> None:
     ):
         points = [(row["memory"], row[name]) for row in rows if name in row]
         ax.plot(*zip(*points), "o-", label=label)
-    ax.set(
-        xscale="log",
-        yscale="log",
-        xlabel="memory length",
-        ylabel="training, microseconds per step",
-        xticks=[row["memory"] for row in rows],
-        xticklabels=[str(row["memory"]) for row in rows],
-    )
+    ticks = [row["memory"] for row in rows]
+    ax.set(xscale="log", yscale="log", xticks=ticks, xticklabels=map(str, ticks))
+    ax.set(xlabel="memory length", ylabel="training, microseconds per step")
     ax.minorticks_off()
     ax.grid(alpha=0.3)
     ax.spines[["top", "right"]].set_visible(False)
@@ -233,71 +214,32 @@ def sps_part(args: Args) -> list[str]:
         f"--no-cuda --total-timesteps {args.total_timesteps}"
     )
     for steps in (500, 100):
-        ours = [
-            sys.executable,
-            str(ROOT / "cleanrl_graph/ppo_gtrxl.py"),
-            *flags.split(),
-            "--env-kwargs",
-            json.dumps({"max_episode_steps": steps}),
-        ]
+        ours = [sys.executable, str(ROOT / "cleanrl_graph/ppo_gtrxl.py"), *flags.split()]
+        ours += ["--env-kwargs", json.dumps({"max_episode_steps": steps})]
         systems = {"ppo_gtrxl.py": ours, "ppo_gtrxl.py --gate none": [*ours, "--gate", "none"]}
         if args.peer_script:
-            systems["CleanRL ppo_trxl.py"] = [
-                os.path.abspath(args.peer_python),
-                str(ROOT / "benchmark/peers/cleanrl_trxl.py"),
-                "--script",
-                os.path.abspath(args.peer_script),
-                "--task",
-                "cartpole",
-                "--episode-steps",
-                str(steps),
-                "--max-steps",
-                str(args.total_timesteps),
-                "--out",
-                "cleanrl.csv",
-            ]
+            more = f"--task cartpole --episode-steps {steps} --max-steps {args.total_timesteps}"
+            systems[PEER] = trxl_command(args.peer_python, args.peer_script) + more.split()
         runs = in_turns(systems, args.rounds, args.num_threads)
-        peer = (
-            np.median([run.sps for run in runs["CleanRL ppo_trxl.py"]])
-            if args.peer_script
-            else np.nan
-        )
         for name, column in runs.items():
-            sps = np.array([run.sps for run in column])
-            ratio = f"{np.median(sps) / peer:.1f}" if args.peer_script else "not run"
-            lines.append(
-                f"| {name} | {steps} | {np.median(sps):,.0f} ({sps.min():,.0f} to "
-                f"{sps.max():,.0f}) | {np.median([run.peak_mb for run in column]):,.0f} | {ratio} |"
-            )
+            sps, peer = ([run.sps for run in some] for some in (column, runs.get(PEER, [])))
+            ratio = f"{np.median(sps) / np.median(peer):.1f}" if peer else "not run"
+            peak_mb = np.median([run.peak_mb for run in column])
+            lines.append(f"| {name} | {steps} | {spread(sps)} | {peak_mb:,.0f} | {ratio} |")
     return lines
 
 
 def main(args: Args) -> None:
     torch.set_num_threads(args.num_threads)
     lines = ["# Attention memory"]
-    if (
-        "sps" in args.parts
-    ):  # first: a process starts with the peak memory of the one that started it
+    if "sps" in args.parts:  # first: a process has the peak memory of the one that started it
         lines += ["", *sps_part(args)]
     if "memory" in args.parts:
         rows = memory_part(args)
         lines += ["", *memory_table(rows, args)]
         if args.out:
-            Path(args.out).parent.mkdir(parents=True, exist_ok=True)
-            picture(rows, args, f"{args.out}.png")
-            with open(f"{args.out}.csv", "w", newline="") as file:
-                writer = csv.DictWriter(
-                    file,
-                    [
-                        "memory",
-                        *(f"{way}, us per step" for way in ("segment", "windows")),
-                        "windows, estimated GB",
-                    ],
-                    restval="",
-                )
-                writer.writeheader()
-                writer.writerows(rows)
-    report("\n".join(lines), f"{args.out}.md" if args.out else None)
+            picture(rows, args, beside(args.out, ".png"))
+    report("\n".join(lines), args.out)
 
 
 if __name__ == "__main__":

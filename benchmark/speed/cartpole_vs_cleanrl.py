@@ -2,7 +2,7 @@
 return.
 
     python benchmark/speed/cartpole_vs_cleanrl.py --cleanrl PATH/ppo.py \
-        --out benchmark/results/speed/cartpole.md
+        --out benchmark/results/speed/tables.md#cartpole
 
 ppo.py of github.com/vwxyzjn/cleanrl is not part of this repository. It was written for gymnasium
 0.29: gymnasium 1.x resets an environment one step later than 0.29 did and reports ended episodes in
@@ -35,6 +35,17 @@ CHANGES = [
 ]
 
 
+def changed(path: Path, changes: list[tuple[str, str]], folder: str | Path) -> str:
+    """A copy of a peer's file in the folder, after replacements."""
+    source = path.read_text()
+    for old, new in changes:
+        if source.count(old) != 1:
+            raise ValueError(f"{path} is not what the changes fit: {old!r} must occur in it once")
+        source = source.replace(old, new)
+    Path(folder, path.name).write_text(source)
+    return str(Path(folder, path.name))
+
+
 @dataclass
 class Args:
     cleanrl: str
@@ -50,40 +61,16 @@ class Args:
 
 
 def main(args):
-    source = Path(args.cleanrl).read_text()
-    for old, new in CHANGES:
-        if source.count(old) != 1:
-            raise ValueError(
-                f"{args.cleanrl} is not the ppo.py that CHANGES fits: {old!r} must occur in it once"
-            )
-        source = source.replace(old, new)
+    path = Path(args.cleanrl).resolve()
+    flags = f"--env-id CartPole-v1 --total-timesteps {args.total_timesteps} --no-cuda".split()
+    ours = [PPO_GRAPH, *flags, *"--hidden-dims 64 64 --eval-episodes 0".split()]
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "ppo.py").write_text(source)
-        flags = [
-            "--env-id",
-            "CartPole-v1",
-            "--total-timesteps",
-            str(args.total_timesteps),
-            "--no-cuda",
-        ]
         systems = {
-            "ppo_graph.py": [
-                sys.executable,
-                PPO_GRAPH,
-                *flags,
-                "--hidden-dims",
-                "64",
-                "64",
-                "--eval-episodes",
-                "0",
-            ],
-            "CleanRL ppo.py as it is": [sys.executable, str(Path(args.cleanrl).resolve()), *flags],
-            "CleanRL ppo.py, autoreset and log adapted": [
-                sys.executable,
-                str(Path(folder, "ppo.py")),
-                *flags,
-            ],
+            "ppo_graph.py": ours,
+            "CleanRL ppo.py as it is": [str(path), *flags],
+            "CleanRL ppo.py, autoreset and log adapted": [changed(path, CHANGES, folder), *flags],
         }
+        systems = {name: [sys.executable, *command] for name, command in systems.items()}
         runs = in_turns(systems, args.rounds, args.num_threads)
     lines = [
         "# CartPole-v1 at CleanRL's defaults",

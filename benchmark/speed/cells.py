@@ -1,6 +1,6 @@
 """The recurrent cells of ppo_lstm_sparse.py: minGRU against LSTM and GRU.
 
-    python benchmark/speed/cells.py --out benchmark/results/speed/cells.md
+    python benchmark/speed/cells.py --out benchmark/results/speed/tables.md#cells
 
 Cell: forward and backward over 128 steps of each environment, inputs of width 64, as `run_cell` has
 them. In the first rows the environments' sequences are as long as the rollout, in the others
@@ -11,16 +11,15 @@ flags, in turns A B C A B C ...; all figures are medians.
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 import tyro
-from common import ROOT, in_turns, report, table_of
+from common import ROOT, in_turns, long_tailed, report, table_of, turns
 
-sys.path.insert(0, str(ROOT))
-
-from cleanrl_graph import ppo_lstm_sparse as script  # noqa: E402
+from cleanrl_graph import ppo_lstm_sparse as script
 
 T = 128  # steps
 DIM = 64  # width of the inputs
@@ -49,21 +48,23 @@ class Args:
 
 def lengths_of(num_envs: int, ends: bool, rng: np.random.Generator) -> np.ndarray:
     """Those of the sequences of some environments."""
-    starts = np.zeros((num_envs, T), bool)
-    starts[:, 0] = True
-    for row in starts if ends else ():
-        stops = np.ceil(rng.exponential(20, T)).cumsum().astype(int)
-        row[stops[stops < T]] = True
+    if not ends:
+        return np.full(num_envs, T)
+    starts = long_tailed(num_envs, T, rng)
     return np.diff(np.append(np.flatnonzero(starts), num_envs * T))
 
 
-def milliseconds(cell: torch.nn.Module, lengths: np.ndarray, H: int) -> float:
+def forward_and_backward(cell: torch.nn.Module, lengths: np.ndarray, H: int) -> Callable:
     x = torch.randn(lengths.sum(), DIM, requires_grad=True)  # as it comes from layers that learn
     state = [torch.randn(len(lengths), H)] * (2 if isinstance(cell, torch.nn.LSTM) else 1)
-    start = time.process_time()
-    (h,) = script.run_cell(cell, x, state, np.arange(len(x)), lengths, np.arange(len(lengths)))
-    h.square().mean().backward()
-    return 1000 * (time.process_time() - start)
+    events, begin = np.arange(len(x)), np.arange(len(lengths))
+
+    def call() -> None:
+        x.grad = None
+        (h,) = script.run_cell(cell, x, state, events, lengths, begin)
+        h.square().mean().backward()
+
+    return call
 
 
 def cell_table(args: Args) -> list[str]:
@@ -78,10 +79,8 @@ def cell_table(args: Args) -> list[str]:
             H, num_envs = map(int, size.split("x"))
             lengths = lengths_of(num_envs, ends, np.random.default_rng(args.seed))
             cells = [kind(DIM, H) for kind in CELLS.values()]
-            ms = []
-            for _ in range(args.repeats):
-                ms.append([milliseconds(cell, lengths, H) for cell in cells])
-            ms = np.array(ms)
+            calls = [forward_and_backward(cell, lengths, H) for cell in cells]
+            ms = turns(calls, args.repeats, clock=time.process_time, warm_up=0)
             mingru, lstm, gru = np.median(ms, 0)
             lstm_ratio, gru_ratio = np.median(ms[:, 1:] / ms[:, :1], 0)
             kind = "episodes" if ends else "whole rollouts"

@@ -1,5 +1,5 @@
-"""Shared by the scripts of this folder: the report with command and machine, and whole training
-runs as processes."""
+"""Shared by the scripts of this folder: the report with command and machine, calls that are timed
+in turns, and whole training runs as processes."""
 
 import os
 import platform
@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,26 +18,33 @@ import numpy as np
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from tables import cpu_name  # noqa: E402
-
 ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmark")]  # for all that import this module
+import tables  # noqa: E402
+
 PPO_GRAPH = str(ROOT / "cleanrl_graph" / "ppo_graph.py")
 
 
 def report(markdown: str, out: str | None) -> None:
-    """Prints the markdown; writes it to `out`, if given, below the command line (absolute paths:
-    their names only), the machine and the commit."""
+    """Prints the markdown; puts it into `out` (FILE, or FILE#SECTION), if given, below the command
+    line (absolute paths: their names only), the machine and the commit."""
     print(markdown)
     if out:
         flags = [os.path.basename(flag) if os.path.isabs(flag) else flag for flag in sys.argv[1:]]
         command = f"python {os.path.relpath(sys.argv[0])} {shlex.join(flags)}"
         machine = (
-            f"{cpu_name()}, {os.cpu_count()} CPUs, {platform.system()}, Python "
+            f"{tables.cpu_name()}, {os.cpu_count()} CPUs, {platform.system()}, Python "
             f"{platform.python_version()}, torch {torch.__version__}, commit {commit_of(ROOT)}"
         )
-        Path(out).parent.mkdir(parents=True, exist_ok=True)
-        Path(out).write_text(f"    {command}\n\n{machine}\n\n{markdown}\n")
+        tables.put(out, f"    {command}\n\n{machine}\n\n{markdown}\n")
+
+
+def beside(out: str, ending: str) -> Path:
+    """The path of another file of FILE#SECTION: SECTION and the ending."""
+    name, _, section = out.partition("#")
+    path = Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.with_name((section or path.stem) + ending)
 
 
 def commit_of(checkout: str | Path) -> str:
@@ -50,6 +59,68 @@ def commit_of(checkout: str | Path) -> str:
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return name + "-dirty" * bool(changes)
+
+
+# ---- Calls in turns ----
+def turns(
+    functions: list[Callable[[], object]],
+    repeats: int,
+    calls: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+    warm_up: int = 1,
+) -> np.ndarray:
+    """Milliseconds of a call of each function [repeats, len(functions)], in turns A B C A B C ...
+    after those of the warm-up; in a turn a function is called so many times in a row."""
+    seconds = np.zeros((warm_up + repeats, len(functions)))
+    for row in seconds:
+        for k, function in enumerate(functions):
+            start = clock()
+            for _ in range(calls):
+                function()
+            row[k] = (clock() - start) / calls
+    return 1000 * seconds[warm_up:]
+
+
+def long_tailed(num_envs: int, num_steps: int, rng: np.random.Generator) -> np.ndarray:
+    """bool [num_envs, num_steps]: where episodes begin that last 20 steps on average."""
+    starts = np.zeros((num_envs, num_steps), bool)
+    for row in starts:
+        ends = np.cumsum(np.ceil(rng.exponential(20, num_steps))).astype(int)
+        row[ends[ends < num_steps]] = True
+    starts[:, 0] = True
+    return starts
+
+
+def spread(values: Iterable[float], form: str = ",.0f") -> str:
+    """Median (least to most)."""
+    values = np.array(values)
+    return f"{np.median(values):{form}} ({values.min():{form}} to {values.max():{form}})"
+
+
+def rollout(script, args, num_steps: int, others: Iterable = ()) -> tuple:
+    """(agents, memory, last step): agents of `args` and of other flags, and a memory of the first
+    one that has seen so many steps of the environments."""
+    from cleanrl_graph.services.process import patched
+
+    makers = [partial(script.make_env, args, i) for i in range(args.num_envs)]
+    envs = script.Envs(makers)
+    with patched(script):
+        agents = [script.Agent(envs.leaves, envs.action_space, own) for own in (args, *others)]
+    memory = script.Memory(agents[0], envs.leaves, args.num_envs, args)
+    memory.begin()
+    step = envs.reset(1)
+    for _ in range(num_steps):
+        action, _, _ = memory.act(step)
+        step = envs.step(agents[0].head.env_actions(action, step.obs.counts))
+    return agents, memory, step
+
+
+# ---- Trainings ----
+def trxl_command(python: str, script: str) -> list[str]:
+    """CleanRL's ppo_trxl.py at `script`, run by the Python of its packages."""
+    peer = str(ROOT / "benchmark" / "peers" / "cleanrl_trxl.py")
+    paths = [os.path.abspath(python), peer, "--script", os.path.abspath(script)]
+    return [*paths, "--out", "cleanrl.csv"]
 
 
 class Run(NamedTuple):
@@ -80,17 +151,11 @@ def train(command: list[str], num_threads: int, cwd: str) -> Run:
         returns = re.findall(r"mean return (-?[\d.]+)", output)[-1:]
         returns = returns or re.findall(r"episodic_return=\[?(-?[\d.]+)", output)
     if process.returncode or not sps:
-        raise RuntimeError(
-            f"exit code {process.returncode} of {shlex.join(command)}; its last lines:\n"
-            f"{output[-2000:]}"
-        )
-    return Run(
-        float(sps[-1]),
-        seconds,
-        usage.ru_maxrss / 1024,
-        np.mean([float(number) for number in returns[-100:] or [np.nan]]),
-        usage.ru_utime + usage.ru_stime,
-    )
+        what = f"exit code {process.returncode} of {shlex.join(command)}"
+        raise RuntimeError(f"{what}; its last lines:\n{output[-2000:]}")
+    mean_return = np.mean([float(number) for number in returns[-100:] or [np.nan]])
+    cpu = usage.ru_utime + usage.ru_stime
+    return Run(float(sps[-1]), seconds, usage.ru_maxrss / 1024, mean_return, cpu)
 
 
 def logged(run_dir: Path) -> tuple[list[float], list[float]]:
@@ -110,40 +175,23 @@ def in_turns(systems: dict[str, list[str]], rounds: int, num_threads: int) -> di
     for k in range(rounds):
         for name, command in systems.items():
             with tempfile.TemporaryDirectory() as folder:
-                runs[name].append(
-                    run := train([*command, "--seed", str(k + 1)], num_threads, folder)
-                )
-            print(
-                f"round {k + 1}/{rounds}: {name}: {run.sps:.0f} SPS, {run.seconds:.0f} s",
-                file=sys.stderr,
-            )
+                run = train([*command, "--seed", str(k + 1)], num_threads, folder)
+            runs[name].append(run)
+            said = f"round {k + 1}/{rounds}: {name}: {run.sps:.0f} SPS, {run.seconds:.0f} s"
+            print(said, file=sys.stderr)
     return runs
-
-
-def ratios(ours: list[Run], theirs: list[Run]) -> np.ndarray:
-    """SPS of ours / theirs, one per round: the two runs of a round share the machine's mood."""
-    return np.array([a.sps / b.sps for a, b in zip(ours, theirs)])
 
 
 def table_of(runs: dict[str, list[Run]], ours: str) -> list[str]:
     """Markdown rows with medians over the rounds, and the ratio of `ours` to each system (its range
-    in brackets)."""
+    in brackets); the two runs of a round share the machine's mood."""
     lines = [
-        "| system | SPS (least to most) | ours / this "
-        "| process, s | peak memory, MB | mean return |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "system|SPS (least to most)|ours / this|process, s|peak memory, MB|mean return".split("|")
     ]
     for name, column in runs.items():
         sps, seconds, peak_mb, returns, _ = (np.array(values) for values in zip(*column))
-        ratio = ratios(runs[ours], column)
-        ratio = (
-            ""
-            if name == ours
-            else f"{np.median(ratio):.2f} ({ratio.min():.2f} to {ratio.max():.2f})"
-        )
+        ratio = "" if name == ours else spread([run.sps for run in runs[ours]] / sps, ".2f")
         mean_return = "not logged" if np.isnan(returns).any() else f"{np.median(returns):.1f}"
-        lines.append(
-            f"| {name} | {np.median(sps):,.0f} ({sps.min():,.0f} to {sps.max():,.0f}) | {ratio} | "
-            f"{np.median(seconds):.1f} | {np.median(peak_mb):,.0f} | {mean_return} |"
-        )
-    return lines
+        cells = [f"{np.median(seconds):.1f}", f"{np.median(peak_mb):,.0f}", mean_return]
+        lines.append([name, spread(sps), ratio, *cells])
+    return tables.markdown(lines).split("\n")

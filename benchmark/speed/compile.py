@@ -1,6 +1,6 @@
 """What compiling brings: ppo_graph_compile.py beside ppo_graph.py.
 
-    python benchmark/speed/compile.py --out benchmark/results/speed/compile.md
+    python benchmark/speed/compile.py --out benchmark/results/speed/tables.md#compile
     python benchmark/speed/compile.py --repeats 2 --rounds 1 --scale 0.05          # does it run?
 
 1. In this process, in turns A B A B ..., with the same weights and observations: a step of the
@@ -29,30 +29,17 @@ from common import ROOT, report, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tqdm import tqdm
 
-sys.path.insert(0, str(ROOT))
-from cleanrl_graph import ppo_graph, ppo_graph_compile  # noqa: E402
-from cleanrl_graph.services.process import patched  # noqa: E402
+from cleanrl_graph import ppo_graph, ppo_graph_compile
+from cleanrl_graph.services.process import patched
 
 CASES = {
-    "CartPole-v1": dict(env_id="CartPole-v1", num_envs=8, num_steps=128, total_timesteps=61_440),
-    "PoissonGraph-v0": dict(
-        env_id="cleanrl_graph.envs:PoissonGraph-v0",
-        num_envs=64,
-        num_steps=32,
-        gnn_layers=2,
-        total_timesteps=32_768,
-    ),
-    "JobShop-v0": dict(
-        env_id="cleanrl_graph.envs:JobShop-v0",
-        num_envs=64,
-        num_steps=64,
-        num_minibatches=8,
-        update_epochs=3,
-        env_kwargs={"jobs": [3, 10], "machines": [3, 10]},
-        gamma=1.0,
-        total_timesteps=16_384,
-    ),
+    "CartPole-v1": dict(num_envs=8, num_steps=128, total_timesteps=61_440),
+    "PoissonGraph-v0": dict(num_envs=64, num_steps=32, total_timesteps=32_768, gnn_layers=2),
+    "JobShop-v0": dict(num_envs=64, num_steps=64, total_timesteps=16_384, gamma=1.0)
+    | dict(num_minibatches=8, update_epochs=3, env_kwargs={"jobs": [3, 10], "machines": [3, 10]}),
 }
+for name, case in CASES.items():
+    case["env_id"] = name if name == "CartPole-v1" else f"cleanrl_graph.envs:{name}"
 EAGER, COMPILED = "ppo_graph.py", "ppo_graph_compile.py"
 
 
@@ -154,37 +141,25 @@ def parts(args, name: str) -> str:
     torch._dynamo.reset()
     compilations = torch._dynamo.utils.counters["stats"]
     before = compilations["unique_graphs"]
-    systems = [
-        System(args, CASES[name], ppo_graph, "none"),
-        System(args, CASES[name], ppo_graph_compile, args.mode),
-    ]
-    cells = []
-    for part in ("act", "learn"):
+    kinds = ((ppo_graph, "none"), (ppo_graph_compile, args.mode))
+    systems = [System(args, CASES[name], *kind) for kind in kinds]
+    cells, seconds = [], []
+    for part, digits in (("act", 2), ("learn", 1)):
         getattr(systems[0], part)(0)
         start = cpu_seconds()
         getattr(systems[1], part)(0)
-        seconds = cpu_seconds() - start
-        ms = np.array(
-            [
-                [timed(getattr(system, part), k, system.device) for system in systems]
-                for k in range(1, args.repeats + 1)
-            ]
-        )
-        ratio = ms[:, 0] / ms[:, 1]
-        cells.append(
-            (np.median(ms, 0), np.median(ratio), np.quantile(ratio, [0.25, 0.75]), seconds)
-        )
-    (act, act_ratio, act_range, act_seconds), (learn, learn_ratio, learn_range, learn_seconds) = (
-        cells
-    )
+        seconds.append(f"{cpu_seconds() - start:.0f}")
+        ms = []
+        for k in range(1, args.repeats + 1):
+            ms.append([timed(getattr(system, part), k, system.device) for system in systems])
+        eager, compiled = np.array(ms).T
+        low, ratio, high = np.quantile(eager / compiled, [0.25, 0.5, 0.75])
+        cells += [f"{np.median(column):.{digits}f}" for column in (eager, compiled)]
+        cells.append(f"{ratio:.2f} ({low:.2f} to {high:.2f})")
     num_sizes, spare = systems[1].sizes()
     count = compilations["unique_graphs"] - before
-    return (
-        f"| {name} | {act[0]:.2f} | {act[1]:.2f} | {act_ratio:.2f} ({act_range[0]:.2f} to "
-        f"{act_range[1]:.2f}) | {learn[0]:.1f} | {learn[1]:.1f} | {learn_ratio:.2f} "
-        f"({learn_range[0]:.2f} to {learn_range[1]:.2f}) | {act_seconds:.0f} + {learn_seconds:.0f} "
-        f"| {count} | {num_sizes} | {spare:.1%} |"
-    )
+    more = " + ".join(seconds), str(count), str(num_sizes), f"{spare:.1%}"
+    return "| " + " | ".join([name, *cells, *more]) + " |"
 
 
 def trainings(args, name: str) -> list[str]:
@@ -192,21 +167,9 @@ def trainings(args, name: str) -> list[str]:
     case = dict(CASES[name])
     least = 2 * case["num_envs"] * case["num_steps"]
     case["total_timesteps"] = max(int(case["total_timesteps"] * args.scale), least)
-    flags = [
-        str(x)
-        for key, value in case.items()
-        for x in (
-            f"--{key.replace('_', '-')}",
-            *(value if isinstance(value, tuple) else [str(value).replace("'", '"')]),
-        )
-    ]
-    flags += [
-        "--eval-episodes",
-        "0",
-        "--checkpoint-every",
-        "0",
-        *([] if args.cuda else ["--no-cuda"]),
-    ]
+    flags = "--eval-episodes 0 --checkpoint-every 0".split() + ["--no-cuda"] * (not args.cuda)
+    for key, value in case.items():
+        flags += [f"--{key.replace('_', '-')}", str(value).replace("'", '"')]
     results = {EAGER: [], COMPILED: []}
     for k in range(args.rounds):
         for system, column in results.items():
@@ -215,20 +178,15 @@ def trainings(args, name: str) -> list[str]:
                 path = str(ROOT / "cleanrl_graph" / system)
                 run = train([sys.executable, path, *flags, *mode, "--seed", str(k + 1)], 1, folder)
                 (file,) = Path(folder).glob("runs/*/events*")
-                log = EventAccumulator(str(file), size_guidance={"scalars": 0})
-                log.Reload()
-                seconds = {
-                    event.step: event.step / max(event.value, 1)
-                    for event in log.Scalars("charts/SPS")
-                }
+                log = EventAccumulator(str(file), size_guidance={"scalars": 0}).Reload()
+                updates = log.Scalars("charts/SPS")
+                seconds = {event.step: event.step / max(event.value, 1) for event in updates}
             end = max(seconds)
             half = min(seconds, key=lambda step: abs(step - end / 2))
             late = (end - half) / (seconds[end] - seconds[half]) if half < end else np.nan
             column.append((run.sps, late, seconds[end], run.mean_return))
-            print(
-                f"{name}, round {k + 1}: {system}: {run.sps:.0f} SPS, second half {late:.0f}",
-                file=sys.stderr,
-            )
+            said = f"{name}, round {k + 1}: {system}: {run.sps:.0f} SPS, second half {late:.0f}"
+            print(said, file=sys.stderr)
     lines = []
     for system, column in results.items():
         column = np.array(column)

@@ -1,16 +1,14 @@
 """Message passing layers compared on JobShop-v0: what they learn in 120,000 steps, and what a
 minibatch costs.
 
-    python benchmark/speed/gnn_layers.py --out benchmark/results/speed/gnn_layers.md
+    python benchmark/speed/gnn_layers.py --out benchmark/results/speed/tables.md#gnn_layers
 
 Every run trains ppo_graph.py with the flags of benchmark/job_shop.sh and plays la01-40 greedily;
 what it found is kept in benchmark/results/speed/gnn_layers.csv, and what is there is not repeated.
 The cost is that of loss and gradient on one minibatch of 512 steps, measured in turns.
 """
 
-import sys
 import tempfile
-import time
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,39 +16,23 @@ from pathlib import Path
 import numpy as np
 import torch
 import tyro
-from common import ROOT, report
+from common import ROOT, report, rollout, tables, turns
 
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmark")]
-import tables  # noqa: E402
-
-from cleanrl_graph import ppo_graph, services  # noqa: E402
-from cleanrl_graph.services.process import patched  # noqa: E402
+from cleanrl_graph import ppo_graph, services
 
 TABLE = ROOT / "benchmark" / "results" / "speed" / "gnn_layers.csv"
-JOB_SHOP = ppo_graph.Args(
-    env_id="cleanrl_graph.envs:JobShop-v0",
-    env_kwargs={"jobs": [3, 10], "machines": [3, 10]},
-    num_envs=64,
-    num_steps=64,
-    cuda=False,
-    num_minibatches=8,
-    update_epochs=3,
-    learning_rate=1e-3,
-    gamma=1.0,
-    gae_lambda=0.98,
-    total_timesteps=120_000,
+ENV = dict(
+    env_id="cleanrl_graph.envs:JobShop-v0", env_kwargs={"jobs": [3, 10], "machines": [3, 10]}
 )
+PPO = dict(num_envs=64, num_steps=64, num_minibatches=8, update_epochs=3, learning_rate=1e-3)
+PPO |= dict(gamma=1.0, gae_lambda=0.98, total_timesteps=120_000, cuda=False)
+JOB_SHOP = ppo_graph.Args(**ENV, **PPO)
 
 
 @dataclass
 class Args:
-    layers: tuple[str, ...] = (
-        "gine-sum",
-        "gin-sum",
-        "gine-mean",
-        "gatv2-sum",
-        "transformer-sum",
-        "sage-mean",
+    layers: tuple[str, ...] = tuple(
+        "gine-sum gin-sum gine-mean gatv2-sum transformer-sum sage-mean".split()
     )
     """layer and aggregation"""
     seeds: tuple[int, ...] = (1,)
@@ -86,34 +68,22 @@ def train(layer: str, args: ppo_graph.Args) -> None:
 
 def minibatch_ms(layers: list[ppo_graph.Args], repeats: int) -> np.ndarray:
     """Median milliseconds of loss and gradient on the same 512 steps [len(layers)]."""
-    first = layers[0]
-    envs = ppo_graph.Envs([partial(ppo_graph.make_env, first, i) for i in range(first.num_envs)])
-    with patched(ppo_graph):
-        agents = [ppo_graph.Agent(envs.leaves, envs.action_space, args) for args in layers]
-    memory = ppo_graph.Memory(agents[0], envs.leaves, first.num_envs, first)
-    memory.begin()
-    step = envs.reset(1)
-    for _ in range(512 // first.num_envs):
-        action, _, _ = memory.act(step)
-        step = envs.step(agents[0].head.env_actions(action, step.obs.counts))
+    first, *others = layers
+    agents, memory, _ = rollout(ppo_graph, first, 512 // first.num_envs, others)
     ((_, (obs, actions)),) = memory.minibatches(np.random.default_rng(1), 1)
-    seconds = np.zeros((repeats + 1, len(layers)))
-    for row in seconds:
-        for k, agent in enumerate(agents):
-            start = time.perf_counter()
-            agent.zero_grad()
-            _, log_prob, entropy, value = agent(obs, actions)
-            (value.square().mean() - log_prob.mean() - entropy.mean()).backward()
-            row[k] = time.perf_counter() - start
-    return 1e3 * np.median(seconds[1:], 0)
+
+    def loss_and_gradient(agent: ppo_graph.Agent) -> None:
+        agent.zero_grad()
+        _, log_prob, entropy, value = agent(obs, actions)
+        (value.square().mean() - log_prob.mean() - entropy.mean()).backward()
+
+    return np.median(turns([partial(loss_and_gradient, agent) for agent in agents], repeats), 0)
 
 
 def main(args: Args) -> None:
     torch.set_num_threads(args.num_threads)
-    configs = [
-        replace(JOB_SHOP, gnn=name.split("-")[0], gnn_aggr=name.split("-")[1])
-        for name in args.layers
-    ]
+    names = [name.split("-") for name in args.layers]
+    configs = [replace(JOB_SHOP, gnn=layer, gnn_aggr=aggr) for layer, aggr in names]
     for name, config in zip(args.layers, configs):
         for seed in args.seeds:
             if str(seed) not in gaps().get(name, {}):

@@ -1,7 +1,7 @@
 """Bytes and time of graph observations: stored flat (this repository), as a list of PyG Data, and
 zero-padded.
 
-    python benchmark/speed/layout.py --out benchmark/results/speed/layout.md
+    python benchmark/speed/layout.py --out benchmark/results/speed/tables.md#layout
     python benchmark/speed/layout.py --tenfold  # with a ten times larger declared maximum
 
 Prints a markdown table. Graphs come from PoissonGraph-v0 (about 10 nodes on average, at most 200; 8
@@ -12,24 +12,19 @@ check nothing. Figures are medians over repeats in which the layouts take turns.
 batches are ready for a graph network; a padded batch must lose its padding first (last row).
 """
 
-import sys
-import time
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import torch
 import tyro
-from common import report
+from common import report, turns
 from torch_geometric.data import Batch, Data
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from cleanrl_graph import ppo_graph  # noqa: E402
-from cleanrl_graph.ppo_graph import Storage  # noqa: E402
-from cleanrl_graph.services import check  # noqa: E402
+from cleanrl_graph import ppo_graph
+from cleanrl_graph.ppo_graph import Storage
+from cleanrl_graph.services import check
 
 EDGES_PER_NODE = 4
 
@@ -108,16 +103,8 @@ def check_equal(ours, pyg):
 
 
 def median_us(functions, repeats, calls=20):
-    """Median microseconds of a call of each function [len(functions)]: `repeats` turns of `calls`
-    calls in a row, as timeit does, after one warm-up turn."""
-    seconds = np.zeros((repeats + 1, len(functions)))
-    for row in seconds:
-        for k, function in enumerate(functions):
-            start = time.perf_counter()
-            for _ in range(calls):
-                function()
-            row[k] = (time.perf_counter() - start) / calls
-    return np.median(seconds[1:], axis=0) * 1e6
+    """Median microseconds of a call of each function, see `turns`."""
+    return 1e3 * np.median(turns(functions, repeats, calls), 0)
 
 
 def measure(declared_max, args):
@@ -141,45 +128,27 @@ def measure(declared_max, args):
     padded = pad(observations, declared_max)
     batch = Batch.from_data_list(data[:64])
     check_equal(ours_collate(scratch, envs, arrays[:64]), batch)
-    assert all(
-        map(
-            torch.equal,
-            unpad(*(array[:64] for array in padded)),
-            (batch.x, batch.edge_index, batch.mask, batch.batch),
-        )
-    )
+    unpadded = unpad(*(array[:64] for array in padded))
+    assert all(map(torch.equal, unpadded, (batch.x, batch.edge_index, batch.mask, batch.batch)))
 
-    collate_us = np.array(
-        [
-            median_us(
-                [
-                    lambda: ours_collate(scratch, envs, arrays[:num]),
-                    lambda: ours_collate(
-                        scratch, envs, [envs.read(obs) for obs in observations[:num]]
-                    ),
-                    lambda: Batch.from_data_list(data[:num]),
-                    lambda: pyg_from_numpy(observations[:num]),
-                    lambda: pad(observations[:num], declared_max),
-                    lambda: unpad(*pad(observations[:num], declared_max)),
-                ],
-                args.repeats,
-            )
-            for num in (64, 512)
-        ]
-    )
+    read = lambda num: [envs.read(obs) for obs in observations[:num]]
+    ways = [
+        lambda num: ours_collate(scratch, envs, arrays[:num]),
+        lambda num: ours_collate(scratch, envs, read(num)),
+        lambda num: Batch.from_data_list(data[:num]),
+        lambda num: pyg_from_numpy(observations[:num]),
+        lambda num: pad(observations[:num], declared_max),
+        lambda num: unpad(*pad(observations[:num], declared_max)),
+    ]
+    collate_us = [median_us([partial(way, num) for way in ways], args.repeats) for num in (64, 512)]
 
     idx = np.random.default_rng(args.seed).permutation(args.num_stored)[: args.num_stored // 4]
     idx_tensor = torch.from_numpy(idx)
     check_equal(stored.gather(idx)[0], Batch.from_data_list([data[i] for i in idx]))
-    gather = median_us(
-        [
-            lambda: stored.gather(idx)[0],
-            lambda: Batch.from_data_list([data[i] for i in idx]),
-            lambda: [array.index_select(0, idx_tensor) for array in padded],
-            lambda: unpad(*[array.index_select(0, idx_tensor) for array in padded]),
-        ],
-        args.repeats,
-    )
+    of_padded = lambda: [array.index_select(0, idx_tensor) for array in padded]
+    of_data = lambda: Batch.from_data_list([data[i] for i in idx])
+    ways = [lambda: stored.gather(idx)[0], of_data, of_padded, lambda: unpad(*of_padded())]
+    gather = median_us(ways, args.repeats)
 
     values, counts = stored.whole()
     flat_bytes, count_bytes = (
@@ -187,18 +156,10 @@ def measure(declared_max, args):
     )
     data_bytes = sum(tensor.nbytes for graph in data for _, tensor in graph)
     padded_bytes = sum(array.nbytes for array in padded)
-    names = [
-        "flat, from leaf arrays",
-        "flat, from observations",
-        "list of Data, prebuilt",
-        "list of Data, from observations",
-        "zero-padded, edges 4 x nodes",
-        "zero-padded, then unpadded",
-    ]
-    num_bytes = (
-        np.array([flat_bytes, flat_bytes, data_bytes, data_bytes, padded_bytes, padded_bytes])
-        / args.num_stored
-    )
+    names = ["flat, from leaf arrays", "flat, from observations"]
+    names += ["list of Data, prebuilt", "list of Data, from observations"]
+    names += ["zero-padded, edges 4 x nodes", "zero-padded, then unpadded"]
+    num_bytes = np.repeat([flat_bytes, data_bytes, padded_bytes], 2) / args.num_stored
     gather = [gather[0], None, gather[1], None, *gather[2:]]
     ratios = [micro[2:4] / micro[:2] for micro in collate_us] + [gather[2] / gather[0]]
     sizes_note = f"Graphs of {np.mean(sizes):.1f} nodes on average, the largest of {max(sizes)}."

@@ -1,9 +1,9 @@
 """The sparse recurrent state and the LSTM kernel of ppo_lstm_sparse.py against the usual layouts,
 forward + backward.
 
-    python benchmark/speed/lstm_kernels.py --out benchmark/results/speed/lstm_kernels.md
+    python benchmark/speed/lstm_kernels.py --out benchmark/results/speed/tables.md#lstm_kernels
 
-Beside --out, a csv and a png of the same name get the cost against density. Layouts take turns (A B
+A picture beside --out shows the cost against density. Layouts take turns (A B
 C A B C ...), figures are medians; outputs and gradients of the layouts are compared before they are
 timed.
 
@@ -15,10 +15,8 @@ features and edges from 10% of the nodes before it; nodes and adjacency are dens
 env over 128 steps with long-tailed episode ends, x of the LSTM's width.
 """
 
-import csv
-import sys
-import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Callable, Literal
 
@@ -26,13 +24,11 @@ import numpy as np
 import torch
 import torch.nn as nn
 import tyro
-from common import report
+from common import beside, long_tailed, report, turns
 from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence, pad_sequence
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from cleanrl_graph import ppo_lstm_sparse as script  # noqa: E402
+from cleanrl_graph import ppo_lstm_sparse as script
 
 N, T, NODES, D = 16, 128, 200, 32  # envs, steps, possible nodes, inputs
 
@@ -57,8 +53,8 @@ class Args:
 
 def measure(
     systems: dict[str, Callable[[], Tensor]], parameters: list[Tensor], repeats: int
-) -> dict[str, list[float]]:
-    """[median ms of forward + backward, MB that the forward pass saves for the backward pass] of
+) -> dict[str, tuple[float, float]]:
+    """(median ms of forward + backward, MB that the forward pass saves for the backward pass) of
     each system, whose function returns all its outputs [any]. AssertionError if outputs or
     gradients differ."""
     reference, result, storage = None, {}, lambda t: t.untyped_storage()
@@ -73,33 +69,25 @@ def measure(
         for a, b in zip(reference, [output.detach(), *grads]):
             torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3)
         held = {storage(p).data_ptr() for p in parameters}
-        result[name] = [0.0, sum(size for ptr, size in saved.items() if ptr not in held) / 1e6]
-    ms = {name: [] for name in systems}
-    for _ in range(repeats):
-        for name, system in systems.items():
-            start = time.perf_counter()
-            torch.autograd.grad(system().mean(), parameters)
-            ms[name].append(1000 * (time.perf_counter() - start))
-    return {name: [float(np.median(ms[name])), saved] for name, (_, saved) in result.items()}
+        result[name] = sum(size for ptr, size in saved.items() if ptr not in held) / 1e6
+    call = lambda system: torch.autograd.grad(system().mean(), parameters)
+    calls = [partial(call, system) for system in systems.values()]
+    medians = np.median(turns(calls, repeats, warm_up=0), 0).tolist()
+    return dict(zip(systems, zip(medians, result.values())))
 
 
 def state_systems(density: float, seen: float, H: int, rng: np.random.Generator):
     """(systems, parameters, bytes of the state {system: bytes}) for the state on 200 nodes."""
     num = round(density * NODES)
-    keys = np.stack(
-        [np.sort(rng.permutation(NODES)[:num]) for _ in range(N)]
-    )  # remembered by each env
+    # Remembered by each env
+    keys = np.stack([np.sort(rng.permutation(NODES)[:num]) for _ in range(N)])
     is_seen, starts = rng.random((N, T, num)) < seen, rng.random((N, T)) < 1 / 64
     ids = np.broadcast_to(keys[:, None], is_seen.shape)[is_seen]
     counts, x = is_seen.sum(2).ravel(), torch.randn(len(ids), D)
     sparse = script.SparseLSTM(D, 0, True, script.Args(lstm_dim=H, gnn_dim=D))
     sparse.token = nn.Identity()  # the LSTM sees x
     hidden = {"h": torch.randn(N * num, H).tanh(), "c": torch.randn(N * num, H)}
-    state = {
-        "num": torch.full((N,), num),
-        "keys": torch.from_numpy(keys.ravel()),
-        **hidden,
-    }
+    state = {"num": torch.full((N,), num), "keys": torch.from_numpy(keys.ravel()), **hidden}
     weights = sparse.cell._flat_weights
     env, step, slot = np.nonzero(is_seen)
     seen = {
@@ -115,15 +103,12 @@ def state_systems(density: float, seen: float, H: int, rng: np.random.Generator)
     dense_x, mask = torch.zeros(T, N, NODES, D), torch.zeros(T, N, NODES, 1, dtype=torch.bool)
     where = torch.from_numpy(step), torch.from_numpy(env), torch.from_numpy(ids)
     dense_x[where], mask[where] = x, True
-    dense = {name: torch.zeros(N, NODES, H) for name in "hc"} | {
-        "known": torch.zeros(N, NODES, 1, dtype=torch.bool)
-    }
+    dense = {name: torch.zeros(N, NODES, H) for name in "hc"}
+    dense["known"] = torch.zeros(N, NODES, 1, dtype=torch.bool)
     rows = torch.arange(N)[:, None], torch.from_numpy(keys)
-    dense["h"][rows], dense["c"][rows], dense["known"][rows] = (
-        hidden["h"].view(N, num, H),
-        hidden["c"].view(N, num, H),
-        True,
-    )
+    for name in "hc":
+        dense[name][rows] = hidden[name].view(N, num, H)
+    dense["known"][rows] = True
     keep = torch.from_numpy(~starts).T[:, :, None, None]
 
     def zero_padded():
@@ -131,22 +116,19 @@ def state_systems(density: float, seen: float, H: int, rng: np.random.Generator)
         outputs, readouts = [], []
         for t in range(T):
             h, c, known = h * keep[t], c * keep[t], known & keep[t]
-            new = torch.lstm_cell(
-                dense_x[t].flatten(0, 1), (h.flatten(0, 1), c.flatten(0, 1)), *weights
-            )
+            before = h.flatten(0, 1), c.flatten(0, 1)
+            new = torch.lstm_cell(dense_x[t].flatten(0, 1), before, *weights)
             h, c = (torch.where(mask[t], a.view(N, NODES, H), b) for a, b in zip(new, (h, c)))
             known = known | mask[t]
             outputs.append(h)
             readouts.append((h * known).sum(1) / known.sum(1).clamp(min=1))
-        return torch.cat(
-            [torch.stack(outputs)[where].flatten(), torch.stack(readouts, 1).flatten()]
-        )
+        found = torch.stack(outputs)[where], torch.stack(readouts, 1)
+        return torch.cat([values.flatten() for values in found])
 
     by_step = np.lexsort((env, step))  # events in the order (step, env)
-    xs = x[torch.from_numpy(by_step)].split(np.bincount(step, minlength=T).tolist())
-    slots = torch.from_numpy((env * num + slot)[by_step]).split(
-        np.bincount(step, minlength=T).tolist()
-    )
+    nums = np.bincount(step, minlength=T).tolist()
+    xs = x[torch.from_numpy(by_step)].split(nums)
+    slots = torch.from_numpy((env * num + slot)[by_step]).split(nums)
     back, owner = torch.from_numpy(np.argsort(by_step)), torch.arange(N).repeat_interleave(num)
 
     def gather_scatter():
@@ -164,11 +146,8 @@ def state_systems(density: float, seen: float, H: int, rng: np.random.Generator)
         return torch.cat([torch.cat(outputs)[back].flatten(), torch.stack(readouts, 1).flatten()])
 
     size = lambda values: sum(v.nbytes for v in values.values())
-    systems = {
-        "sparse (ours)": ours,
-        "loop, gather and scatter": gather_scatter,
-        "zero-padded": zero_padded,
-    }
+    systems = {"sparse (ours)": ours, "loop, gather and scatter": gather_scatter}
+    systems["zero-padded"] = zero_padded
     sizes = [size(state), size(hidden) + N * num, size(dense)]
     return systems, list(sparse.cell.parameters()), dict(zip(systems, sizes))
 
@@ -179,13 +158,10 @@ def graph_systems(rng: np.random.Generator):
     edges = np.triu(rng.random((N, T, T)) < 0.1, 1)  # [env, source, target]
     x = torch.randn(N, T, D)
     own, other = nn.Linear(D, D), nn.Linear(D, D, bias=False)
-    env, target, source = np.nonzero(
-        edges.transpose(0, 2, 1)
-    )  # the log: sorted by the step in which it was written
-    counts, source = (
-        np.bincount(env * T + target, minlength=N * T),
-        torch.from_numpy(env * T + source),
-    )
+    # The log: sorted by the step in which it was written
+    env, target, source = np.nonzero(edges.transpose(0, 2, 1))
+    counts = np.bincount(env * T + target, minlength=N * T)
+    source = torch.from_numpy(env * T + source)
     ptr = torch.from_numpy(np.append(0, counts.cumsum()))
     adjacency = torch.from_numpy(edges.transpose(0, 2, 1)).float()
 
@@ -207,27 +183,18 @@ def graph_systems(rng: np.random.Generator):
             outputs.append((own(nodes) + other(mean)).relu()[:, t])
         return torch.stack(outputs, 1).flatten(0, 1)
 
-    return (
-        {"one pass over the log (ours)": log, "DenseGCM": dense},
-        [*own.parameters(), *other.parameters()],
-        kept,
-    )
+    systems = {"one pass over the log (ours)": log, "DenseGCM": dense}
+    return systems, [*own.parameters(), *other.parameters()], kept
 
 
 def kernel_systems(H: int, num_envs: int, rng: np.random.Generator):
     """(systems, parameters, lengths of the fragments) for one LSTM per env with resets."""
-    starts = np.zeros((num_envs, T), bool)
-    for row in starts:
-        ends = np.cumsum(np.ceil(rng.exponential(20, T))).astype(int)
-        row[ends[ends < T]] = True
-    starts[:, 0] = True
+    starts = long_tailed(num_envs, T, rng)
     lengths = np.diff(np.append(np.flatnonzero(starts), num_envs * T))
     lstm, x = nn.LSTM(H, H), torch.randn(num_envs * T, H)
     hx = [torch.zeros(len(lengths), H)] * 2
-    keep, by_time = (
-        torch.from_numpy(~starts).T[..., None],
-        x.view(num_envs, T, H).transpose(0, 1).contiguous(),
-    )
+    keep = torch.from_numpy(~starts).T[..., None]
+    by_time = x.view(num_envs, T, H).transpose(0, 1).contiguous()
 
     def loop():
         h = c = torch.zeros(num_envs, H)
@@ -242,16 +209,11 @@ def kernel_systems(H: int, num_envs: int, rng: np.random.Generator):
         return torch.cat(nn.utils.rnn.unpack_sequence(output))
 
     valid = torch.from_numpy(np.arange(lengths.max()) < lengths[:, None])
-    systems = {
-        "loop over steps": loop,
-        "PackedSequence": packed,
-        "zero-padded": lambda: lstm(pad_sequence(x.split(lengths.tolist())))[0].transpose(0, 1)[
-            valid
-        ],
-        "staircase (ours)": lambda: script.run_cell(
-            lstm, x, hx, np.arange(len(x)), lengths, np.arange(len(lengths))
-        )[0],
-    }
+    numbers = np.arange(len(x)), lengths, np.arange(len(lengths))
+    padded = lambda: lstm(pad_sequence(x.split(lengths.tolist())))[0].transpose(0, 1)[valid]
+    staircase = lambda: script.run_cell(lstm, x, hx, *numbers)[0]
+    systems = {"loop over steps": loop, "PackedSequence": packed}
+    systems |= {"zero-padded": padded, "staircase (ours)": staircase}
     return systems, list(lstm.parameters()), lengths
 
 
@@ -266,12 +228,8 @@ def plot(rows: list[dict], args: Args, path: Path) -> None:
     for name in dict.fromkeys(row["layout"] for row in rows):
         points = [row for row in rows if row["layout"] == name]
         for ax, column in zip(axes, ("ms", "state_bytes")):
-            ax.loglog(
-                [100 * row["density"] for row in points],
-                [row[column] for row in points],
-                marker="o",
-                label=name,
-            )
+            shares, values = zip(*((100 * row["density"], row[column]) for row in points))
+            ax.loglog(shares, values, marker="o", label=name)
     for ax, label in zip(axes, ("forward + backward, ms", "state, bytes")):
         ax.set(xlabel="remembered nodes, % of the possible ones", ylabel=label)
         ax.grid(alpha=0.3)
@@ -283,7 +241,7 @@ def plot(rows: list[dict], args: Args, path: Path) -> None:
 
 
 def state_tables(args: Args, rng: np.random.Generator) -> tuple[list[str], list[dict]]:
-    """(markdown, rows of the csv) of the state on many nodes."""
+    """(markdown, points of the picture) of the state on many nodes."""
     lines = [
         f"State on {NODES} possible nodes, H = {args.lstm_dim}, {N} envs x {T} steps:",
         "",
@@ -302,15 +260,8 @@ def state_tables(args: Args, rng: np.random.Generator) -> tuple[list[str], list[
                 f"{sizes[name]:,} | {sizes[name] / ours[1]:.1f} | {saved:.1f} |"
             )
             if seen == 1:
-                rows.append(
-                    {
-                        "density": density,
-                        "layout": name,
-                        "ms": round(ms, 2),
-                        "state_bytes": sizes[name],
-                        "saved_mb": round(saved, 2),
-                    }
-                )
+                row = {"density": density, "layout": name, "ms": ms, "state_bytes": sizes[name]}
+                rows.append(row)
     return lines, rows
 
 
@@ -372,11 +323,7 @@ def main(args: Args) -> None:
         args.out,
     )
     if args.out and "state" in args.tables:
-        with open(Path(args.out).with_suffix(".csv"), "w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-        plot(rows, args, Path(args.out).with_suffix(".png"))
+        plot(rows, args, beside(args.out, ".png"))
 
 
 if __name__ == "__main__":

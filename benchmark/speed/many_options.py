@@ -1,7 +1,7 @@
 """What many options cost: a row of a large set is chosen, whose rows stay the same in an episode,
 or one of a long fixed list.
 
-    python benchmark/speed/many_options.py --out benchmark/results/speed/many_options.md
+    python benchmark/speed/many_options.py --out benchmark/results/speed/tables.md#many_options
 
 Trains ppo_graph.py with one environment: steps per second from the first update on, and the largest
 resident memory of the process. Of sets also where the time goes: milliseconds for each observation
@@ -11,8 +11,6 @@ of a minibatch, forward and backward, of the encoder alone and of the head alone
 import os
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,13 +18,11 @@ import gymnasium as gym
 import numpy as np
 import torch
 import tyro
-from common import PPO_GRAPH, ROOT, report, train
+from common import PPO_GRAPH, report, train, turns
 from gymnasium import spaces
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-sys.path.insert(0, str(ROOT))
-
-from cleanrl_graph import ppo_graph  # noqa: E402
+from cleanrl_graph import ppo_graph
 
 HIDDEN_DIMS = (64, 64)
 
@@ -105,16 +101,6 @@ def training(num: int, as_list: bool) -> tuple[float, float]:
     return (last.step - first.step) / (last.wall_time - first.wall_time), run.peak_mb
 
 
-def median(function: Callable, repeats: int) -> float:
-    """Milliseconds of a call."""
-    measured = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        function()
-        measured.append(1000 * (time.perf_counter() - start))
-    return float(np.median(measured))
-
-
 def parts(num: int, repeats: int) -> list[float]:
     """Milliseconds for each observation of a minibatch of four: to store it and to select its rows,
     of the encoder and of the head, forward and backward."""
@@ -148,7 +134,8 @@ def parts(num: int, repeats: int) -> list[float]:
         _, log_prob, entropy = agent.head(latent, {"items": rows}, obs, action)
         (log_prob + entropy).mean().backward()
 
-    return [median(store, repeats), median(encode, repeats) / 4, median(choose, repeats) / 4]
+    ms = np.median(turns([store, encode, choose], repeats, warm_up=0), 0)
+    return [float(value) for value in ms / [1, 4, 4]]
 
 
 def main(args: Args) -> None:

@@ -3,7 +3,7 @@ for a graph of 100,000 nodes.
 
     git worktree add ../old f06383d
     python benchmark/speed/message_passing.py --old ../old --new . \
-        --out benchmark/results/speed/message_passing.md
+        --out benchmark/results/speed/tables.md#message_passing
     # a try
     python benchmark/speed/message_passing.py --old ../old --new . --turns 3 --size 50
 
@@ -24,21 +24,10 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-CASES = {  # name: (flags, steps of a minibatch, layers to compare in the new checkout)
-    "JobShop-v0": (
-        {
-            "env_id": "cleanrl_graph.envs:JobShop-v0",
-            "env_kwargs": {"jobs": [3, 10], "machines": [3, 10]},
-            "num_envs": 64,
-        },
-        1024,
-        ("gine", "gin"),
-    ),
-    "PoissonGraph-v0": (
-        {"env_id": "cleanrl_graph.envs:PoissonGraph-v0", "num_envs": 64, "gnn_layers": 2},
-        2048,
-        ("gine", "gin"),
-    ),
+LAYERS = ("gine", "gin")  # to compare in the new checkout
+CASES = {  # name: (steps of a minibatch, flags)
+    "JobShop-v0": (1024, {"env_kwargs": {"jobs": [3, 10], "machines": [3, 10]}}),
+    "PoissonGraph-v0": (2048, {"gnn_layers": 2}),
 }
 
 
@@ -98,10 +87,11 @@ def main(args: Args) -> None:
         "| acting, old / new | difference of losses |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for name, (flags, steps, layers) in CASES.items():
-        sides = {"old": Side(args.old, flags | {"steps": steps}, args.core)}
-        for layer in layers:
-            sides[layer] = Side(args.new, flags | {"steps": steps, "gnn": layer}, args.core)
+    for name, (steps, flags) in CASES.items():
+        flags = flags | {"env_id": f"cleanrl_graph.envs:{name}", "num_envs": 64, "steps": steps}
+        sides = {"old": Side(args.old, flags, args.core)}
+        for layer in LAYERS:
+            sides[layer] = Side(args.new, flags | {"gnn": layer}, args.core)
         results = {side: [] for side in sides}
         for turn in range(args.turns + 1):
             for side in list(sides)[:: 1 if turn % 2 else -1]:
@@ -109,24 +99,19 @@ def main(args: Args) -> None:
         for side in sides.values():
             side.close()
         first = {side: turns[0] for side, turns in results.items()}
-        update, act = (
-            {
-                side: 1000 * np.array([turn[what] for turn in turns[1:]])
-                for side, turns in results.items()
-            }
-            for what in ("update", "act")
-        )
-        for layer in layers:
+        update, act = {}, {}
+        for side, turns in results.items():
+            update[side] = 1000 * np.array([turn["update"] for turn in turns[1:]])
+            act[side] = 1000 * np.array([turn["act"] for turn in turns[1:]])
+        for layer in LAYERS:
             ratios = np.sort(update["old"] / update[layer])
             acting = np.median(act["old"] / act[layer])
             differs = abs(first["old"]["loss"] - first[layer]["loss"])
-            lines.append(
-                f"| {name} | {layer} | {steps} | {first[layer]['nodes']:,} | "
-                f"{first[layer]['edges']:,} | {np.median(update['old']):.1f} | "
-                f"{np.median(update[layer]):.1f} | **{np.median(ratios):.2f}** "
-                f"({ratios[0]:.2f} to {ratios[-1]:.2f}) | {acting:.2f} | "
-                f"{'another network' if layer == 'gin' else f'{differs:.1e}'} |"
-            )
+            cells = [name, layer, steps, *(f"{first[layer][x]:,}" for x in ("nodes", "edges"))]
+            cells += [f"{np.median(update[side]):.1f}" for side in ("old", layer)]
+            cells.append(f"**{np.median(ratios):.2f}** ({ratios[0]:.2f} to {ratios[-1]:.2f})")
+            cells += [f"{acting:.2f}", "another network" if layer == "gin" else f"{differs:.1e}"]
+            lines.append("| " + " | ".join(map(str, cells)) + " |")
     lines += [
         "",
         f"One graph of {100 * args.size:,} nodes and {1000 * args.size:,} edges with 4 features, "
@@ -194,9 +179,7 @@ def minibatch(ppo_graph, case: dict):
             allowed = [np.flatnonzero(own) for own in np.split(mask.values.numpy(), mask.ptr[1:-1])]
             action = torch.tensor([[rng.choice(rows)] for rows in allowed]).float()
         else:
-            action = torch.tensor(
-                [[rng.integers(envs.action_space.n)] for _ in range(args.num_envs)]
-            )
+            action = torch.from_numpy(rng.integers(envs.action_space.n, size=(args.num_envs, 1)))
         actions.append(action)
         step = envs.step(action.long().flatten().tolist())
     actions = torch.cat(actions)
@@ -215,13 +198,9 @@ def minibatch(ppo_graph, case: dict):
         with torch.no_grad():
             agent(storage.batch(last_tensors))
         acted = time.perf_counter()
-        return {
-            "update": updated - start,
-            "act": acted - updated,
-            "loss": loss.item(),
-            "nodes": len(obs["graph.nodes"].values),
-            "edges": len(obs["graph.edge_links"].values),
-        }
+        sizes = {x: len(obs[f"graph.{x}"].values) for x in ("nodes", "edge_links")}
+        sizes["edges"] = sizes.pop("edge_links")
+        return {"update": updated - start, "act": acted - updated, "loss": loss.item()} | sizes
 
     last_tensors = ppo_graph.Flat([torch.from_numpy(array) for array in last.values], last.counts)
     return turn
@@ -243,12 +222,11 @@ def large_graph(ppo_graph, size: int):
     with layers_of(ppo_graph):
         encoder = ppo_graph.Encoder(leaves, ppo_graph.Args())
     storage = ppo_graph.Storage(leaves, torch.device("cpu"))
-    counts = {"": np.ones(1, np.int64)}
+    counts, arrays = {"": np.ones(1, np.int64)}, []
     for leaf in leaves:
-        counts[leaf.group] = np.array([len(values[leaf.path.split(".")[-1]])])
-    obs = storage.append(
-        ppo_graph.Flat([values[leaf.path.split(".")[-1]] for leaf in leaves], counts)
-    )
+        arrays.append(values[leaf.path.split(".")[-1]])
+        counts[leaf.group] = np.array([len(arrays[-1])])
+    obs = storage.append(ppo_graph.Flat(arrays, counts))
 
     def turn() -> dict:
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew

@@ -1,7 +1,7 @@
 """Decisions per second of a trained policy in a program of one's own (services/policy.py), on
 JobShop-v0 with 6 jobs and 6 machines.
 
-    python benchmark/speed/policy.py --out benchmark/results/speed/policy.md
+    python benchmark/speed/policy.py --out benchmark/results/speed/tables.md#policy
     python benchmark/speed/policy.py --num-steps 20 --rounds 1                        # does it run?
 
 A policy with the default flags of each script (weights do not matter here) plays --num-steps steps;
@@ -21,9 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import tyro
-from common import ROOT, report
-
-sys.path.insert(0, str(ROOT))
+from common import report, spread
 
 
 @dataclass
@@ -50,9 +48,8 @@ def history(policy, num: int, num_steps: int) -> list[tuple]:
     now = [(env.reset(seed=i)[0], 0.0, True) for i, env in enumerate(envs)]
     for _ in range(num_steps):
         calls.append(tuple(map(list, zip(*now))))
-        actions = (
-            policy(*calls[-1]) if policy.num_envs else [policy(calls[-1][0][0], calls[-1][1][0])]
-        )
+        obs, rewards, _ = calls[-1]
+        actions = policy(*calls[-1]) if policy.num_envs else [policy(obs[0], rewards[0])]
         for i, (env, action) in enumerate(zip(envs, actions)):
             obs, reward, terminated, truncated, _ = env.step(action)
             ended = terminated or truncated
@@ -65,9 +62,10 @@ def measure(path: str, batch: int, args: Args) -> np.ndarray:
     from cleanrl_graph import load_policy
 
     policy, rates = load_policy(path, num_envs=batch or None), []
+    now = lambda: np.array([time.perf_counter(), time.process_time()])
     calls = history(policy, max(batch, 1), args.num_steps)
     for _ in range(args.rounds):
-        before = np.array([time.perf_counter(), time.process_time()])
+        before = now()
         for observations, rewards, starts in calls:
             if batch:
                 policy(observations, rewards, starts)
@@ -75,11 +73,7 @@ def measure(path: str, batch: int, args: Args) -> np.ndarray:
             if starts[0]:
                 policy.reset()
             policy(observations[0], rewards[0])
-        rates.append(
-            len(calls)
-            * max(batch, 1)
-            / (np.array([time.perf_counter(), time.process_time()]) - before)
-        )
+        rates.append(len(calls) * max(batch, 1) / (now() - before))
     return np.array(rates)
 
 
@@ -93,10 +87,8 @@ def main(args: Args) -> None:
     ]
     for name in args.scripts:
         script = importlib.import_module(f"cleanrl_graph.{name}")
-        flags = script.Args(
-            env_id="cleanrl_graph.envs:JobShop-v0",
-            env_kwargs={"jobs": args.jobs, "machines": args.jobs},
-        )
+        size = {"jobs": args.jobs, "machines": args.jobs}
+        flags = script.Args(env_id="cleanrl_graph.envs:JobShop-v0", env_kwargs=size)
         env = script.make_env(flags)
         agent = script.Agent(script.Envs([lambda env=env: env]).leaves, env.action_space, flags)
         with tempfile.TemporaryDirectory() as folder:
@@ -104,10 +96,8 @@ def main(args: Args) -> None:
             torch.save({"script": name, "args": vars(flags), "model": agent.state_dict()}, path)
             for batch in args.batches:
                 wall, cpu = measure(path, batch, args).T
-                lines.append(
-                    f"| {name}.py | {batch or 'one observation'} | {np.median(wall):,.0f} "
-                    f"({wall.min():,.0f} to {wall.max():,.0f}) | {np.median(cpu):,.0f} |"
-                )
+                cells = f"{name}.py | {batch or 'one observation'} | {spread(wall)}"
+                lines.append(f"| {cells} | {np.median(cpu):,.0f} |")
                 print(lines[-1], file=sys.stderr)
     lines += [
         "",

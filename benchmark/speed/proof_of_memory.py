@@ -2,7 +2,7 @@
 second.
 
     python benchmark/speed/proof_of_memory.py --peer-script PATH/ppo_trxl.py \
-        --peer-python .venv-trxl/bin/python --out benchmark/results/speed/proof_of_memory.md
+        --peer-python .venv-trxl/bin/python --out benchmark/results/speed/tables.md#proof_of_memory
 
 The agent sees at which end of a line the reward is, and walks once this is hidden: 1.6 at that end,
 -1.6 at the other, -0.1 per move on the way. Both scripts read the environment from CleanRL's
@@ -18,20 +18,17 @@ from pathlib import Path
 
 import numpy as np
 import tyro
-from common import ROOT, Run, in_turns, report
+from common import ROOT, Run, in_turns, report, spread, trxl_command
 
 FLAGS = (
     "--env-id pom_env:ProofofMemory-v0 --num-envs 16 --num-minibatches 8 --vf-coef 0.1 --ent-coef "
     "0.001 --update-epochs 4 --clip-vloss --no-prev-action --hidden-dims 64 --eval-episodes 0 "
     "--no-cuda"
 )
+SAME = "--num-layers 4 --num-heads 1 --memory-length 16 --learning-rate 1e-3"
 VARIANTS = {
-    "4 layers of 64, 1 head, memory 16, as CleanRL's": (
-        "--num-layers 4 --num-heads 1 --memory-length 16 --learning-rate 1e-3"
-    ),
-    "the same, --gate none": (
-        "--num-layers 4 --num-heads 1 --memory-length 16 --learning-rate 1e-3 --gate none"
-    ),
+    "4 layers of 64, 1 head, memory 16, as CleanRL's": SAME,
+    "the same, --gate none": f"{SAME} --gate none",
     "1 layer of 64, 4 heads, memory 16": "--num-layers 1 --memory-length 16 --learning-rate 1e-3",
     "the same, --memory-length 0 (control)": (
         "--num-layers 1 --memory-length 0 --learning-rate 1e-3"
@@ -56,48 +53,22 @@ class Args:
 
 
 def row_of(name: str, runs: list[Run], peer: list[Run]) -> str:
-    sps, returns = (
-        np.array([run.sps for run in runs]),
-        " / ".join(f"{run.mean_return:.2f}" for run in runs),
-    )
-    return (
-        f"| {name} | {returns} | {np.median(sps):,.0f} ({sps.min():,.0f} to {sps.max():,.0f}) | "
-        f"{np.median(sps) / np.median([run.sps for run in peer]):.1f} | "
-        f"{np.median([run.peak_mb for run in runs]):,.0f} |"
-    )
+    sps, returns = [run.sps for run in runs], [f"{run.mean_return:.2f}" for run in runs]
+    ratio = np.median(sps) / np.median([run.sps for run in peer])
+    peak_mb = np.median([run.peak_mb for run in runs])
+    return f"| {name} | {' / '.join(returns)} | {spread(sps)} | {ratio:.1f} | {peak_mb:,.0f} |"
 
 
 def main(args: Args) -> None:
     script = Path(args.peer_script).absolute()
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        [str(script.parent), os.environ.get("PYTHONPATH", "")]
-    )
-    systems = {
-        f"ppo_gtrxl.py, {name}": [
-            sys.executable,
-            str(ROOT / "cleanrl_graph/ppo_gtrxl.py"),
-            *FLAGS.split(),
-            *flags.split(),
-            "--total-timesteps",
-            str(args.total_timesteps),
-        ]
-        for name, flags in VARIANTS.items()
-    }
+    paths = [str(script.parent), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    ours = [sys.executable, str(ROOT / "cleanrl_graph/ppo_gtrxl.py"), *FLAGS.split()]
+    ours += ["--total-timesteps", str(args.total_timesteps)]
+    systems = {f"ppo_gtrxl.py, {name}": [*ours, *more.split()] for name, more in VARIANTS.items()}
     cleanrl = "CleanRL ppo_trxl.py, its documented flags"
-    systems[cleanrl] = [
-        os.path.abspath(args.peer_python),
-        str(ROOT / "benchmark/peers/cleanrl_trxl.py"),
-        "--script",
-        str(script),
-        "--task",
-        "proof-of-memory",
-        "--target",
-        "inf",
-        "--max-steps",
-        str(args.total_timesteps),
-        "--out",
-        "cleanrl.csv",
-    ]
+    flags = f"--task proof-of-memory --target inf --max-steps {args.total_timesteps}".split()
+    systems[cleanrl] = trxl_command(args.peer_python, args.peer_script) + flags
     runs = in_turns(systems, args.rounds, args.num_threads)
     lines = [
         f"ProofofMemory-v0, {args.total_timesteps} steps in 16 envs x 128, {args.num_threads} "

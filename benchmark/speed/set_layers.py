@@ -1,24 +1,21 @@
 """What --set-layers costs: the encoder on a minibatch of sets, forward and backward.
 
-    python benchmark/speed/set_layers.py --out benchmark/results/speed/set_layers.md
+    python benchmark/speed/set_layers.py --out benchmark/results/speed/tables.md#set_layers
 
 Every set has the same number of rows, each of 4 numbers. The figures are medians of measurements in
 turns 0 2 0 2 ..., by one thread of torch.
 """
 
-import sys
-import time
 from dataclasses import dataclass
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
 import torch
 import tyro
-from common import ROOT, report
+from common import report, turns
 
-sys.path.insert(0, str(ROOT))
-
-from cleanrl_graph import ppo_graph  # noqa: E402
+from cleanrl_graph import ppo_graph
 
 
 @dataclass
@@ -43,14 +40,12 @@ def batch_of(rows: int, num_sets: int, leaves: list[ppo_graph.Leaf]) -> ppo_grap
     return storage.append(ppo_graph.Flat([values], counts))
 
 
-def milliseconds(encoder: ppo_graph.Encoder, obs: ppo_graph.Obs) -> float:
-    start = time.perf_counter()
+def forward_and_backward(encoder: ppo_graph.Encoder, obs: ppo_graph.Obs) -> None:
     features, elements = encoder(obs)
     loss = features.square().mean()
     for rows in elements.values():
         loss = loss + rows.values.square().mean()
     loss.backward()
-    return 1000 * (time.perf_counter() - start)
 
 
 def main(args: Args) -> None:
@@ -65,10 +60,8 @@ def main(args: Args) -> None:
     ]
     for rows in args.rows:
         obs = batch_of(rows, args.num_sets, leaves)
-        measured = []
-        for _ in range(args.repeats):
-            measured.append([milliseconds(encoder, obs) for encoder in encoders])
-        medians = np.median(measured, 0)
+        calls = [partial(forward_and_backward, encoder, obs) for encoder in encoders]
+        medians = np.median(turns(calls, args.repeats), 0)
         lines.append(f"| {rows} | {' | '.join(f'{value:.1f}' for value in medians)} |")
     report("\n".join(lines), args.out)
 

@@ -1,7 +1,7 @@
 """Environment steps per second of whole trainings on PoissonGraph-v0: this repository and two
 systems of today.
 
-    python benchmark/speed/sps.py --out benchmark/results/speed/sps.md
+    python benchmark/speed/sps.py --out benchmark/results/speed/tables.md#sps
     python benchmark/speed/sps.py --total-timesteps 4096 --rounds 1 --num-envs 8  # does it run?
 
 ppo_graph.py, list_of_data_ppo.py (torch_geometric's Batch.from_data_list) and sb3_padded_ppo.py
@@ -58,14 +58,11 @@ def main(args):
             "--hidden-dims 64 64 --no-cuda"
         )
         peers = ROOT / "benchmark" / "peers"
+        of_peer = lambda name: [peer_python, str(peers / name), *flags.split()]
         systems = {
             "ppo_graph.py": [sys.executable, PPO_GRAPH, *flags.split(), "--eval-episodes", "0"],
-            "list of PyG Data": [peer_python, str(peers / "list_of_data_ppo.py"), *flags.split()],
-            "Stable-Baselines3, padded": [
-                peer_python,
-                str(peers / "sb3_padded_ppo.py"),
-                *flags.split(),
-            ],
+            "list of PyG Data": of_peer("list_of_data_ppo.py"),
+            "Stable-Baselines3, padded": of_peer("sb3_padded_ppo.py"),
         }
         runs = in_turns(systems, args.rounds, args.num_threads)
         lines += [

@@ -1,6 +1,7 @@
-"""Threads of torch on the CPU: policy step and update, alone and beside busy processes.
+"""Threads of torch on the CPU (idle otherwise): policy step and update, alone and beside busy
+processes.
 
-    python benchmark/speed/threads.py --out benchmark/results/speed/threads.md  # on an idle machine
+    python benchmark/speed/threads.py --out benchmark/results/speed/tables.md#threads
     python benchmark/speed/threads.py --repeats 3  # does it run?
 
 The threads of a parallel region wait for each other in a loop. Where one of them has no core, since
@@ -22,11 +23,9 @@ from typing import Iterator, Literal
 import numpy as np
 import torch
 import tyro
-from common import ROOT, report
+from common import report, rollout, spread
 
-sys.path.insert(0, str(ROOT))
-from cleanrl_graph import ppo_graph  # noqa: E402
-from cleanrl_graph.services.process import patched  # noqa: E402
+from cleanrl_graph import ppo_graph
 
 NETWORKS = {
     "small": dict(gnn_dim=16, hidden_dims=(64, 64)),
@@ -72,19 +71,12 @@ def work_of(network: str, num_envs: int) -> dict:
     args = ppo_graph.Args(
         env_id="cleanrl_graph.envs:JobShop-v0",
         env_kwargs={"jobs": [3, 10], "machines": [3, 10]},
+        num_envs=num_envs,
         **NETWORKS[network],
     )
-    envs = ppo_graph.Envs([lambda i=i: ppo_graph.make_env(args, i) for i in range(num_envs)])
-    with patched(ppo_graph):
-        agent = ppo_graph.Agent(envs.leaves, envs.action_space, args)
+    (agent,), memory, step = rollout(ppo_graph, args, 8)
     optimizer = torch.optim.Adam(agent.parameters(), lr=1e-9, fused=True)
-    memory = ppo_graph.Memory(agent, envs.leaves, num_envs, args)
-    memory.begin()
-    step = envs.reset(1)
-    for _ in range(8):
-        action, _, _ = memory.act(step)
-        step = envs.step(agent.head.env_actions(action, step.obs.counts))
-    other = ppo_graph.Memory(agent, envs.leaves, num_envs, args)
+    other = ppo_graph.Memory(agent, memory.storage.leaves, num_envs, args)
     rng = np.random.default_rng(1)
 
     def policy_step():
@@ -125,9 +117,7 @@ def steps(args: Args) -> list[str]:
                     start = time.perf_counter()
                     function()
                     times[num].append(1e3 * (time.perf_counter() - start))
-            cells = [
-                f"{np.median(row):.1f} ({min(row):.1f} to {max(row):.1f})" for row in times.values()
-            ]
+            cells = [spread(row, ".1f") for row in times.values()]
             lines.append(f"| {network} | {name} | {busy} | {' | '.join(cells)} |")
             print(lines[-1], file=sys.stderr)
     return [

@@ -2,7 +2,7 @@
 CleanRL's ppo.py.
 
     python benchmark/speed/time_to_475.py --cleanrl PATH/ppo.py \
-        --out benchmark/results/speed/time_to_475.md
+        --out benchmark/results/speed/tables.md#time_to_475
 
 Both in turns A B A B, one seed a round, each as a process of its own. The time is that in the
 TensorBoard log, from its first entry (the hyperparameters) to the first episode at which the mean
@@ -10,8 +10,6 @@ return of 100 episodes is 475. ppo.py runs with its defaults, and with the two r
 cartpole_vs_cleanrl.py that gymnasium 1.x makes necessary.
 """
 
-import os
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -19,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 import tyro
-from cartpole_vs_cleanrl import CHANGES
-from common import PPO_GRAPH, report
+from cartpole_vs_cleanrl import CHANGES, changed
+from common import PPO_GRAPH, report, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tqdm import tqdm
 
@@ -51,66 +49,30 @@ def time_to_target(command: list[str], target: float) -> tuple[float, float]:
     """(seconds, steps) until the target; infinite if it is not reached. RuntimeError if the script
     fails."""
     with tempfile.TemporaryDirectory() as folder:
-        result = subprocess.run(
-            command,
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-        )
-        if result.returncode:
-            raise RuntimeError(
-                f"exit code {result.returncode} of {' '.join(command)}:\n{result.stderr[-2000:]}"
-            )
-        log = EventAccumulator(
-            str(next(Path(folder, "runs").iterdir())), size_guidance={"scalars": 0, "tensors": 0}
-        )
-        log.Reload()
+        train(command, 1, folder)
+        path = next(Path(folder, "runs").iterdir())
+        log = EventAccumulator(str(path), size_guidance={"scalars": 0, "tensors": 0}).Reload()
         start = log.Tensors("hyperparameters/text_summary")[0].wall_time
         episodes = log.Scalars("charts/episodic_return")
     returns = np.array([episode.value for episode in episodes])
-    means = (
-        np.convolve(returns, np.full(100, 0.01), "valid") if len(returns) >= 100 else np.zeros(0)
-    )
-    reached = np.flatnonzero(means >= target)
-    return (
-        (episodes[99 + reached[0]].wall_time - start, episodes[99 + reached[0]].step)
-        if len(reached)
-        else (np.inf, np.inf)
-    )
+    if len(returns) < 100:
+        return np.inf, np.inf
+    reached = np.flatnonzero(np.convolve(returns, np.full(100, 0.01), "valid") >= target)
+    if not len(reached):
+        return np.inf, np.inf
+    return episodes[99 + reached[0]].wall_time - start, episodes[99 + reached[0]].step
 
 
 def main(args):
-    source = Path(args.cleanrl).read_text()
-    for old, new in CHANGES:
-        source = source.replace(old, new)
+    task = "--env-id CartPole-v1 --no-cuda --total-timesteps"
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "ppo.py").write_text(source)
-        ours = [
-            sys.executable,
-            PPO_GRAPH,
-            "--env-id",
-            "CartPole-v1",
-            "--no-cuda",
-            "--total-timesteps",
-            str(args.steps),
-            *FLAGS.split(),
-        ]
-        theirs = [
-            sys.executable,
-            str(Path(folder, "ppo.py")),
-            "--env-id",
-            "CartPole-v1",
-            "--no-cuda",
-            "--total-timesteps",
-            str(args.cleanrl_steps),
-        ]
+        theirs = changed(Path(args.cleanrl), CHANGES, folder)
+        ours = [sys.executable, PPO_GRAPH, *f"{task} {args.steps} {FLAGS}".split()]
+        theirs = [sys.executable, theirs, *f"{task} {args.cleanrl_steps}".split()]
         rows, seconds = [], []
         for seed in tqdm(range(1, args.rounds + 1), unit="round"):
-            pair = [
-                time_to_target([*command, "--seed", str(seed)], args.target)
-                for command in (ours, theirs)
-            ]
+            seeded = [[*command, "--seed", str(seed)] for command in (ours, theirs)]
+            pair = [time_to_target(command, args.target) for command in seeded]
             seconds.append([time for time, _ in pair])
             cells = [
                 f"{time:.1f} s, {num / 1000:.0f}k steps" if np.isfinite(time) else "not reached"

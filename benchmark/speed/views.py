@@ -1,7 +1,7 @@
 """Views on the last 16 observations, gathered by index from one copy of each step, against a
 stacked buffer.
 
-    python benchmark/speed/views.py --out benchmark/results/speed/views.md
+    python benchmark/speed/views.py --out benchmark/results/speed/tables.md#views
 
 Prints a markdown table for a vector, a 4 x 84 x 84 image and a graph. "Bytes per step" are those of
 the stored rollout: of a script without memory, of ppo_framestack.py (with the steps before the
@@ -14,9 +14,8 @@ of a random quarter of the rollout: by index, and by one selection of rows of th
 turns.
 """
 
-import sys
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -26,9 +25,7 @@ from common import report
 from gymnasium import spaces
 from layout import median_us
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from cleanrl_graph import ppo_framestack  # noqa: E402
+from cleanrl_graph import ppo_framestack
 
 CPU = torch.device("cpu")
 
@@ -72,20 +69,12 @@ class Noise(gym.Env):
         return self.observe(), 0.0, self.t == self.length, False, {}
 
 
+VECTOR, IMAGE = spaces.Box(-9, 9, (4,), np.float32), spaces.Box(0, 255, (4, 84, 84), np.uint8)
+POISSON = partial(gym.make, "cleanrl_graph.envs:PoissonGraph-v0", disable_env_checker=True)
 ENVS = {
-    "vector of 4 floats": lambda args: Noise(
-        spaces.Box(-9, 9, (4,), np.float32), args.episode_length
-    ),
-    "image 4 x 84 x 84": lambda args: Noise(
-        spaces.Box(0, 255, (4, 84, 84), np.uint8), args.episode_length
-    ),
-    "graph (10 nodes on average)": lambda args: (
-        gym.make(
-            "cleanrl_graph.envs:PoissonGraph-v0",
-            disable_env_checker=True,
-            episode_length=args.episode_length,
-        ).unwrapped
-    ),
+    "vector of 4 floats": lambda length: Noise(VECTOR, length),
+    "image 4 x 84 x 84": lambda length: Noise(IMAGE, length),
+    "graph (10 nodes on average)": lambda length: POISSON(episode_length=length).unwrapped,
 }
 
 
@@ -100,7 +89,9 @@ def measure(name, args):
     script = ppo_framestack.Args(
         action_shifts="", reward_shifts="", num_steps=args.num_steps, num_envs=args.num_envs
     )
-    envs = ppo_framestack.Envs([lambda: ENVS[name](args) for _ in range(args.num_envs)])
+    envs = ppo_framestack.Envs(
+        [lambda: ENVS[name](args.episode_length) for _ in range(args.num_envs)]
+    )
     agent = ppo_framestack.Agent(envs.leaves, envs.action_space, script)
     memory = ppo_framestack.Memory(agent, envs.leaves, args.num_envs, script)
     rng, step = np.random.default_rng(1), envs.reset(1)

@@ -6,7 +6,6 @@ policies (runs.csv), a column for each map.
 It writes delays.md. Learning curves: `benchmark/report.py --table traffic`.
 """
 
-import csv
 import re
 import sys
 from collections import defaultdict
@@ -47,10 +46,9 @@ PUBLISHED = {  # RESCO, see `main`: time losses, of another SUMO and other timin
 def rule_delays() -> dict[str, dict[str, float]]:
     """{rule: {map: mean delay of the five hours of its suite}}"""
     found = defaultdict(lambda: defaultdict(list))
-    with open(FOLDER / "rules.csv", newline="") as file:
-        for row in csv.DictReader(file):
-            if int(row["seed"]) > 0:  # 0: the hour of the suite "resco"
-                found[row["rule"]][row["map"]].append(float(row["delay"]))
+    for row in tables.read(FOLDER / "rules.csv"):
+        if int(row["seed"]) > 0:  # 0: the hour of the suite "resco"
+            found[row["rule"]][row["map"]].append(float(row["delay"]))
     delays = {}
     for rule, maps in found.items():
         delays[rule] = {name: np.mean(values) for name, values in maps.items() if len(values) == 5}
@@ -75,11 +73,8 @@ def policy_delays() -> dict[str, dict[str, dict[int, float]]]:
 def peer_delays() -> dict[int, float]:
     """{seed: mean delay of the suite grid4x4} of benchmark/peers/sumo_rl_sb3.py"""
     found = defaultdict(list)
-    path = FOLDER / "sumo_rl_sb3.csv"
-    if path.exists():
-        with open(path, newline="") as file:
-            for row in csv.DictReader(file):
-                found[int(row["seed"])].append(float(row["delay"]))
+    for row in tables.read(FOLDER / "sumo_rl_sb3.csv"):
+        found[int(row["seed"])].append(float(row["delay"]))
     return {seed: np.mean(delays) for seed, delays in found.items()}
 
 

@@ -21,17 +21,7 @@ from tables import added, read  # noqa: E402
 
 from cleanrl_graph.envs.traffic import MAPS, RULES, TrafficLightsEnv, play_rule  # noqa: E402
 
-COLUMNS = [
-    "map",
-    "rule",
-    "demand",
-    "shift",
-    "seed",
-    "delay",
-    "arrived",
-    "unfinished",
-    "cpu_seconds",
-]
+COLUMNS = "map rule demand shift seed delay arrived unfinished cpu_seconds".split()
 FILE = Path(__file__).parents[1] / "results" / "traffic" / "rules.csv"
 
 

@@ -156,7 +156,7 @@ def joined(parts: list[Tensor]) -> Tensor:
 # ---- Layers ----
 def is_for_pyg(edge_index: Tensor) -> bool:
     """Whether PyG's own `forward` is as good: torch.compile merges its operations, and on CUDA it
-    has fewer launches, which is what counts while there are few edges (results/h200/kernels.md)."""
+    has fewer launches, which is what counts while there are few edges (results/h200/tables.md)."""
     if torch.compiler.is_compiling():
         return True
     return edge_index.is_cuda and edge_index.shape[1] < 100_000

@@ -1,12 +1,14 @@
 """benchmark/run.py (queue, restart, what a run leaves), fingerprint.py, report.py, the tables of
 job shops and DagSchedule, cp_sat.py, and the commands of all tables, whose flags scripts have."""
 
+import contextlib
 import csv
 import dataclasses
 import hashlib
 import importlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,24 +19,32 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 import tyro
+import yaml
+from helpers import small_args
+from torch.utils.tensorboard import SummaryWriter
 
 ROOT = Path(__file__).parents[2]
 BENCHMARK = ROOT / "benchmark"
-sys.path[:0] = [str(BENCHMARK), str(BENCHMARK / "speed"), str(BENCHMARK / "peers")]
+sys.path[:0] = [str(BENCHMARK), *(str(BENCHMARK / name) for name in ("speed", "peers", "pogema"))]
 import cp_sat  # noqa: E402
 import dag_schedule  # noqa: E402
 import fingerprint  # noqa: E402
 import flexible_job_shop  # noqa: E402
+import gnn_tasks  # noqa: E402
 import graph_context  # noqa: E402
 import job_shop  # noqa: E402
 import public_tasks  # noqa: E402
+import raw_data  # noqa: E402
 import report  # noqa: E402
 import run  # noqa: E402
 import schedules  # noqa: E402
+import scores  # noqa: E402
 import tables  # noqa: E402
 import vertex_cover  # noqa: E402
 
+from cleanrl_graph.envs.pogema import PogemaEnv, map_text  # noqa: E402
 from cleanrl_graph.services import sweep  # noqa: E402
 from cleanrl_graph.services.arguments import parse  # noqa: E402
 
@@ -52,24 +62,6 @@ def arguments(folder, commands, **kwargs):
         run_dir=str(folder / "runs"),
         **{"seeds": (1, 2), "env_ids": (), "workers": 1} | kwargs,
     )
-
-
-def command_line(folder, commands, *flags):
-    return [
-        sys.executable,
-        str(BENCHMARK / "run.py"),
-        "--table",
-        "t",
-        "--results",
-        str(folder / "results"),
-        "--run-dir",
-        str(folder / "runs"),
-        "--workers",
-        "1",
-        *flags,
-        "--commands",
-        *commands,
-    ]
 
 
 def files_of(folder):
@@ -116,26 +108,21 @@ def test_a_finished_run_leaves_its_episodes_and_settings(finished):
     """Among them the steps of the training and the largest mismatch of collection and training."""
     ((name, (settings, episodes)),) = files_of(Path(finished.results).parent).items()
     assert name.startswith("tiny_CartPole-v1_s1_")
-    assert episodes and all(
-        1 <= int(row["step"]) <= 64 and row["return"] == row["length"] for row in episodes
-    )
+    assert episodes and all(row["return"] == row["length"] for row in episodes)
+    assert all(1 <= int(row["step"]) <= 64 for row in episodes)
     assert settings["exit_code"] == 0 and len(settings["eval"]["return"]) == 2
     files = [path.name for path in Path(finished.results, "t").iterdir()]
     assert sorted(files) == ["curves.csv.gz", "runs.csv"]
-    assert (
-        settings["steps"] == 64
-        and settings["SPS"] > 0
-        and 0 <= settings["collection_mismatch"] < 1e-5
-    )
+    assert settings["steps"] == 64 and settings["SPS"] > 0
+    assert 0 <= settings["collection_mismatch"] < 1e-5
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="cores are given on Linux only")
 def test_a_run_of_two_ranks(tmp_path):
     """One worker has all cores, so its command may start ranks; steps are those of both."""
-    launch = f"tiny=-m torch.distributed.run --standalone --nproc-per-node 2 {PPO}".replace(
-        "64", "128"
-    )
+    launch = "tiny=-m torch.distributed.run --standalone --nproc-per-node 2 "
+    launch += PPO.replace("64", "128")
     assert run.main(arguments(tmp_path, [launch], seeds=(1,), env_ids=("CartPole-v1",))) == 0
     ((name, settings),) = tables.finished(tmp_path / "results" / "t").items()
     assert settings["steps"] == 128 and name.startswith("tiny_CartPole-v1_s1_")
@@ -153,29 +140,17 @@ def test_finished_runs_are_skipped(finished, monkeypatch):
 def test_hash_is_that_of_the_normalised_command():
     """The order of flags, "_" or "-", "=" or a space and quotes change nothing; a value,
     environment or seed does."""
-    key = run.make_run(
-        "a", "s.py --num-envs 2 --obs-shifts=-3:0 --env-kwargs '{\"a\": 1}'", "m:E-v0", 1
-    ).key
-    assert (
-        key
-        == run.make_run(
-            "a", "s.py  --env_kwargs='{\"a\": 1}' --obs-shifts -3:0 --num_envs 2", "m:E-v0", 1
-        ).key
+    key = lambda flags, env_id="m:E-v0", seed=1: (
+        run.make_run("a", f"s.py {flags}", env_id, seed).key
     )
-    assert key.startswith("a_E-v0_s1_") and len(key.split("_")[-1]) == 8
-    different = [
-        ("s.py --gamma 1", "m:E-v0", 1),
-        ("s.py --gamma 0", "m:E-v0", 1),
-        ("s.py --gamma 1", "m:E-v1", 1),
-        ("s.py --gamma 1", "m:E-v0", 2),
-    ]
-    keys = {run.make_run("a", *other).key for other in different}
-    assert len({key.split("_")[-1] for key in keys}) == 4
+    name = key("--num-envs 2 --obs-shifts=-3:0 --env-kwargs '{\"a\": 1}'")
+    assert name == key(" --env_kwargs='{\"a\": 1}' --obs-shifts -3:0 --num_envs 2")
+    assert name.startswith("a_E-v0_s1_") and len(name.split("_")[-1]) == 8
+    others = [key("--gamma 0"), key("--gamma 1", "m:E-v1"), key("--gamma 1", seed=2)]
+    assert len({name.split("_")[-1] for name in (key("--gamma 1"), *others)}) == 4
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="a killed runner takes its runs with it on Linux only"
-)
+@pytest.mark.skipif(sys.platform != "linux", reason="runs are killed with it on Linux only")
 @pytest.mark.parametrize(
     "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL]
 )
@@ -187,8 +162,10 @@ seed, folder = (sys.argv[sys.argv.index(flag) + 1] for flag in ("--seed", "--run
 time.sleep(600 if seed == "2" and not pathlib.Path(__file__ + ".fast").exists() else 0)
 pathlib.Path(folder, "eval.csv").write_text("episode,return\\n0," + seed)"""
     command = f"fake={fake(tmp_path, body)}"
+    flags = f"--table t --results {tmp_path}/results --run-dir {tmp_path}/runs --workers 1"
+    words = [*flags.split(), "--seeds", "1", "2", "--commands", command]
     runner = subprocess.Popen(
-        command_line(tmp_path, [command], "--seeds", "1", "2"),
+        [sys.executable, BENCHMARK / "run.py", *words],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
@@ -223,9 +200,7 @@ def fake(folder, body):
 
 
 def test_a_failed_run_is_recorded_and_the_others_go_on(tmp_path, capsys):
-    script = fake(
-        tmp_path, "sys.exit('no such luck' if sys.argv[sys.argv.index('--seed') + 1] == '1' else 0)"
-    )
+    script = fake(tmp_path, "sys.exit('no such luck' if '--seed 1' in ' '.join(sys.argv) else 0)")
     args = arguments(tmp_path, [f"fake={script}"])
     assert run.main(args) == run.FAILED
     first, second = run.all_runs(args)
@@ -262,31 +237,29 @@ def test_max_minutes_leaves_runs_in_the_queue(tmp_path, capsys):
     assert not list((tmp_path / "results").glob("t/runs/*"))
 
 
+@contextlib.contextmanager
+def event_file(folder, number):
+    """A writer; what it has written becomes the file of that number (of different seconds)."""
+    with SummaryWriter(folder / "new") as writer:
+        yield writer
+    (path,) = (folder / "new").iterdir()
+    path.rename(folder / f"events.out.tfevents.{number}")
+
+
 def test_event_files_of_a_resumed_run_are_merged(tmp_path):
     """The second part goes on from step 20: the first part's values after it are replaced, its time
     goes on."""
-    from torch.utils.tensorboard import SummaryWriter
-
     for number, (steps, ret) in enumerate([((10, 20, 30), 1.0), ((30, 40), 2.0)]):
-        writer = SummaryWriter(tmp_path / "new")
-        writer.add_text("hyperparameters", "", walltime=100.0 * number)
-        for step in steps:
-            for _ in range(2):  # two episodes end at the same step
-                writer.add_scalar(
-                    "charts/episodic_return", ret, step, walltime=100.0 * number + step
-                )
-                writer.add_scalar("charts/episodic_length", 5, step, walltime=100.0 * number + step)
-            writer.add_scalar("charts/SPS", 7, step, walltime=100.0 * number + step)
-        writer.close()
-        (path,) = (tmp_path / "new").iterdir()
-        path.rename(tmp_path / f"events.out.tfevents.{number}")  # of different seconds
+        with event_file(tmp_path, number) as writer:
+            writer.add_text("hyperparameters", "", walltime=100.0 * number)
+            for step in steps:
+                # two episodes end at the same step
+                ended = {"charts/episodic_return": ret, "charts/episodic_length": 5}
+                for name, value in [*ended.items()] * 2 + [("charts/SPS", 7)]:
+                    writer.add_scalar(name, value, step, walltime=100.0 * number + step)
     episodes, updates = run.events_of(tmp_path)
-    assert [(step, ret) for step, _, ret, _ in episodes[::2]] == [
-        (10, 1.0),
-        (20, 1.0),
-        (30, 2.0),
-        (40, 2.0),
-    ]
+    found = [(step, ret) for step, _, ret, _ in episodes[::2]]
+    assert found == [(10, 1.0), (20, 1.0), (30, 2.0), (40, 2.0)]
     assert [wall for _, wall, _, _ in episodes[::2]] == [10.0, 20.0, 50.0, 60.0]
     assert [step for step, _ in updates] == [10, 20, 30, 40]
 
@@ -299,15 +272,10 @@ def test_many_episodes_become_means_over_blocks_of_steps():
     rows = list(csv.DictReader(text.splitlines()))
     assert len(rows) == len({-(-7 * i // 128) for i in range(1, 1001)}) <= 100
     assert sum(int(row["episodes"]) for row in rows) == 1000
-    assert np.dot(
-        [float(row["return"]) for row in rows], [int(row["episodes"]) for row in rows]
-    ) / 1000 == pytest.approx(500.5, rel=1e-4)
-    assert (rows[0]["step"], rows[0]["return"], rows[0]["SPS"], rows[-1]["SPS"]) == (
-        "126",
-        "9.5",
-        "50",
-        "60",
-    )
+    total = sum(float(row["return"]) * int(row["episodes"]) for row in rows)
+    assert total / 1000 == pytest.approx(500.5, rel=1e-4)
+    first = [rows[0][name] for name in ("step", "return", "SPS")]
+    assert [*first, rows[-1]["SPS"]] == ["126", "9.5", "50", "60"]
     assert len(run.csv_text(episodes[:100], [], 100).splitlines()) == 101
 
 
@@ -315,19 +283,13 @@ def test_many_episodes_become_means_over_blocks_of_steps():
 def test_losses_of_a_resumed_run(tmp_path):
     """Those of the first two updates, which lie in two event files; what was logged twice is the
     same."""
-    from torch.utils.tensorboard import SummaryWriter
-
     assert fingerprint.read(tmp_path) is None  # nothing was trained
     for number, steps in enumerate([(10,), (10, 20, 30), (30, 40)]):
-        writer = SummaryWriter(tmp_path / "new")
-        for step in steps:
-            writer.add_scalar("losses/value_loss", 0.1 * step, step)
-            writer.add_scalar("losses/policy_loss", -step / 3, step)
-            writer.add_scalar("losses/entropy", 1e-9 * step, step)
-            writer.add_scalar("losses/approx_kl", 7, step)
-        writer.close()
-        (path,) = (tmp_path / "new").iterdir()
-        path.rename(tmp_path / f"events.out.tfevents.{number}")  # of different seconds
+        with event_file(tmp_path, number) as writer:
+            for step in steps:
+                losses = {"value_loss": 0.1 * step, "policy_loss": -step / 3, "approx_kl": 7}
+                for name, value in (losses | {"entropy": 1e-9 * step}).items():
+                    writer.add_scalar(f"losses/{name}", value, step)
     assert fingerprint.read(tmp_path) == {
         "policy_loss": [-3.33333, -6.66667],
         "value_loss": [1.0, 2.0],
@@ -409,6 +371,9 @@ def test_a_change_of_the_services(finished, tmp_path, capsys):
     assert "now: not the installed one" in out
 
 
+FLOOR = "--adv-floor 0.1 --adv-floor-decay"
+
+
 @pytest.mark.parametrize(
     "then, now",
     [
@@ -416,11 +381,8 @@ def test_a_change_of_the_services(finished, tmp_path, capsys):
         ("--seed 1 --norm-vloss", "--seed 1 --norm-vloss 1"),
         ("--norm-vloss 0.01", "--norm-vloss 0.01"),
         ("--no-norm-vloss", "--norm-vloss 0"),
-        ("--stay-solved 0", "--no-amsgrad --adv-floor 0.1 --adv-floor-decay 0"),
-        (
-            "--stay-solved 0.9 --gamma 1",
-            "--amsgrad --adv-floor 0.1 --adv-floor-decay 0.9 --gamma 1",
-        ),
+        ("--stay-solved 0", f"--no-amsgrad {FLOOR} 0"),
+        ("--stay-solved 0.9 --gamma 1", f"--amsgrad {FLOOR} 0.9 --gamma 1"),
     ],
 )
 def test_flags_that_were_renamed(tmp_path, then, now):
@@ -438,10 +400,7 @@ def test_flags_that_were_renamed(tmp_path, then, now):
 
 @pytest.mark.parametrize(
     "now, changed",
-    [
-        ("args.gae_lambda * args.gamma", 0),
-        pytest.param("args.gamma", 1, marks=pytest.mark.slow),
-    ],
+    [("args.gae_lambda * args.gamma", 0), pytest.param("args.gamma", 1, marks=pytest.mark.slow)],
 )
 def test_a_machine_that_rounds_otherwise(finished, tmp_path, capsys, now, changed):
     """Where the losses are not those of the run, the code of the run's commit decides."""
@@ -470,12 +429,10 @@ def test_what_is_not_checked_is_named(finished, tmp_path, capsys):
     what trains nothing, larger seeds of the same commit. A refused flag is a change."""
     (settings,) = tables.finished(Path(finished.results, "t")).values()
     script = "python cleanrl_graph/ppo_graph.py"
+    nowhere = f"{script} --env-id nowhere:No-v0 --run-dir {tmp_path}"
     runs = {
-        "package": {"command": f"{script} --env-id nowhere:No-v0 --run-dir {tmp_path} --seed 1"},
-        "larger": {
-            "command": f"{script} --env-id nowhere:No-v0 --run-dir {tmp_path} --seed 2",
-            "seed": 2,
-        },
+        "package": {"command": f"{nowhere} --seed 1"},
+        "larger": {"command": f"{nowhere} --seed 2", "seed": 2},
         "file": {"command": f"{script} --load-model runs/no.pt --seed 1"},
         "old": {"command": f"{script} --seed 1"},
         "flag": {"command": f"{script} --no-such-flag 3 --seed 1"},
@@ -508,9 +465,8 @@ def test_files_of_runs_become_two(results):
     """The same settings and curves, the same report, and the same bytes in another year. Runs that
     come later join them; of a run that is there again, the new files count."""
     table = results / "t"
-    (table / "runs" / "odd.json").write_text(
-        json.dumps({"exit_code": 0, "a": "1", "b": "", "c": None, "d": [{"e": "x\n,"}], "f": "nan"})
-    )
+    odd = {"exit_code": 0, "a": "1", "b": "", "c": None, "d": [{"e": "x\n,"}], "f": "nan"}
+    (table / "runs" / "odd.json").write_text(json.dumps(odd))
     settings, curves = tables.runs_of(table), tables.curves_of(table)
     report.main(report_args(results))
     text = (table / "table.md").read_text()
@@ -572,48 +528,33 @@ def results(tmp_path):
     folder.mkdir(parents=True)
     for task in ("A-v0", "B-v0"):
         for seed in (1, 2, 3):
-            rows = [
-                f"{100 * k},{k / seed},{10 * seed * k},100,{100 * seed},1" for k in range(1, 51)
-            ]
-            (folder / f"ours_{task}_s{seed}_0.csv").write_text(
-                "\n".join([",".join(run.COLUMNS), *rows])
-            )
-            (folder / f"ours_{task}_s{seed}_0.json").write_text(
-                json.dumps(
-                    {
-                        "name": "ours",
-                        "env_id": f"m:{task}",
-                        "seed": seed,
-                        "command": f"python x.py --seed {seed}",
-                        "cpu": "C",
-                        "gpu": None,
-                        "commit": "0123456789",
-                        "versions": {"torch": "2"},
-                        "started": "2026-01-01T",
-                        "duration": 60,
-                        "exit_code": 0,
-                        "eval": {"return": [seed, seed + 1]},
-                    }
-                )
-            )
+            rows = [",".join(run.COLUMNS)]
+            for k in range(1, 51):
+                rows.append(f"{100 * k},{k / seed},{10 * seed * k},100,{100 * seed},1")
+            (folder / f"ours_{task}_{seed}.csv").write_text("\n".join(rows))
+            about = {"env_id": f"m:{task}", "gpu": None, "command": f"python x.py --seed {seed}"}
+            played = {"return": [seed, seed + 1]}
+            leave(folder, f"ours_{task}", seed, about | {"name": "ours"}, **played)
     (folder / "p_1.json").write_text('{"exit_code": 0}')
-    (folder / "p_1.csv").write_text(
-        "step,wall_seconds,mean_return_100\n100,1,nan\n200,2,30\n300,3,40\n"
-    )
-    (folder / "ours_A-v0_s4_0.csv").write_text("step\n1\n")
-    (folder / "ours_A-v0_s4_0.json").write_text('{"exit_code": 1}')
+    curve = "step,wall_seconds,mean_return_100\n100,1,nan\n200,2,30\n300,3,40\n"
+    (folder / "p_1.csv").write_text(curve)
+    (folder / "ours_A-v0_4.csv").write_text("step\n1\n")
+    (folder / "ours_A-v0_4.json").write_text('{"exit_code": 1}')
     return tmp_path
 
 
+def leave(folder, name, seed, more=(), **played):
+    """The json of a finished run."""
+    about = {"exit_code": 0, "cpu": "C", "versions": {"torch": "2"}, "commit": "0123456789"}
+    about |= {"name": name, "seed": seed, "command": f"ppo_x.py {name} {seed}"}
+    about |= {"started": "2026-01-01T", "duration": 60, "eval": played} | dict(more)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}_{seed}.json").write_text(json.dumps(about))
+
+
 def report_args(results, **kwargs):
-    return report.Args(
-        table="t",
-        results=str(results),
-        episodes=10,
-        plot=False,
-        systems=("ours=ours_*", "A|peer=p_*"),
-        **kwargs,
-    )
+    systems = ("ours=ours_*", "A|peer=p_*")
+    return report.Args("t", systems, results=str(results), episodes=10, plot=False, **kwargs)
 
 
 def groups_of(args):
@@ -626,15 +567,11 @@ def groups_of(args):
 def test_figures_of_a_table(results):
     """Against values computed here: the mean of the last 10 returns after k episodes is 10 s (k -
     4.5) for k >= 10."""
-    args = report_args(
-        results, target=600.0, columns=("steps", "SPS", "final", "best", "MMER", "greedy")
-    )
+    columns = ("steps", "SPS", "final", "best", "MMER", "greedy")
+    args = report_args(results, target=600.0, columns=columns)
     groups = groups_of(args)
-    assert {key: len(runs) for key, runs in groups.items()} == {
-        ("A", "ours"): 3,
-        ("B", "ours"): 3,
-        ("A", "peer"): 1,
-    }
+    nums = {key: len(runs) for key, runs in groups.items()}
+    assert nums == {("A", "ours"): 3, ("B", "ours"): 3, ("A", "peer"): 1}
     for found in groups["A", "ours"]:
         s = int(found.seed)
         figures = report.stats(found, args)
@@ -658,12 +595,8 @@ def test_figures_of_a_table(results):
     assert row["steps to 600"] == "3,500 (not in 5,000 / 3,500 / 2,500)"
     assert row["seconds to 600"] == "17.5 (not in 50 / 17.5 / 8.3)"
     peer = dict(zip(rows[0], rows[3]))
-    assert (peer["final"], peer["steps"], peer["MMER"], peer["steps to 600"]) == (
-        "40.0",
-        "300",
-        "",
-        "not in 300",
-    )
+    found = [peer[name] for name in ("final", "steps", "MMER", "steps to 600")]
+    assert found == ["40.0", "300", "", "not in 300"]
 
 
 def test_greedy_returns_of_each_group(results):
@@ -675,16 +608,11 @@ def test_greedy_returns_of_each_group(results):
         played = {"return": [1.0, 2, 5, 6], **columns}
         return report.stats(found._replace(settings=found.settings | {"eval": played}), args)
 
-    for columns in (
-        {"group": ["task_0", "task_0", "task_1", "task_1"]},
-        {"task": ["task_0", "task_0", "task_1", "task_1"], "group": ["a", "b"] * 2},
-        {"group": ["z_0", "z_0", "z_1", "z_1"]},
-    ):
-        assert [figures(**columns)[name] for name in ("greedy", "greedy 0", "greedy 1")] == [
-            3.5,
-            1.5,
-            5.5,
-        ]
+    tasks = ["task_0", "task_0", "task_1", "task_1"]
+    skills = ["z_0", "z_0", "z_1", "z_1"]
+    for columns in ({"group": tasks}, {"task": tasks, "group": list("abab")}, {"group": skills}):
+        means = [figures(**columns)[name] for name in ("greedy", "greedy 0", "greedy 1")]
+        assert means == [3.5, 1.5, 5.5]
     assert figures(group=["large", "small"] * 2)["greedy small"] == 4.0
     assert not [name for name in figures() if "greedy " in name]
 
@@ -703,24 +631,26 @@ def test_running_mean_and_mmer_of_thinned_rows():
     for."""
     returns, ended = np.array([1.0, 2, 3, 4]), np.array([3.0, 1, 2, 4])
     assert report.running_mean(returns, ended, 5) == pytest.approx([1, 5 / 4, 11 / 6, 22 / 6])
-    found = report.Run(
-        "", "", "1", np.array([10.0, 20, 21, 40]), np.arange(4.0), returns, returns, ended, {}
-    )
+    steps = np.array([10.0, 20, 21, 40])
+    found = report.Run("", "", "1", steps, np.arange(4.0), returns, returns, ended, {})
     assert report.mmer(found, 20) == pytest.approx((3 * 2 + 4 * 4) / 6)
 
 
-def test_aggregate_and_columns_beside(results):
-    (results / "t" / "beside.csv").write_text("panel,label,published\nA,ours,0.5\nA,rule,0.7\n")
-    (results / "t" / "bounds.csv").write_text("panel,low,high\nA,0,1000\nB,-1000,1000\n")
-    args = report_args(results, beside="beside.csv", bounds="bounds.csv", columns=("final",))
+@pytest.mark.parametrize("folder", ["", "../"])
+def test_aggregate_and_columns_beside(results, folder):
+    """From a csv of the table, or from one of several tables."""
+    name, other = ("table,", "u,A,rule,0.9") if folder else ("", "")
+    own, place = "t," * bool(folder), results / "t" / folder
+    beside = f"{name}panel,label,published\n{own}A,ours,0.5\n{own}A,rule,0.7\n{other}\n"
+    (place / "beside.csv").write_text(beside)
+    (place / "bounds.csv").write_text(f"{name}panel,low,high\n{own}A,0,1000\n{own}B,-1000,1000\n")
+    files = dict(beside=f"{folder}beside.csv", bounds=f"{folder}bounds.csv")
+    args = report_args(results, **files, columns=("final",))
     header, *rows = report.table(groups_of(args), args)
     rows = [dict(zip(header, row)) for row in rows]
-    assert [(row["task"], row["system"], row["published"]) for row in rows] == [
-        ("A", "ours", "0.5"),
-        ("B", "ours", ""),
-        ("A", "peer", ""),
-        ("A", "rule", "0.7"),
-    ]
+    found = [(row["task"], row["system"], row["published"]) for row in rows]
+    expected = [("A", "ours", "0.5"), ("B", "ours", ""), ("A", "peer", ""), ("A", "rule", "0.7")]
+    assert found == expected
     scores = [0.255, 0.51, 0.765, 0.6275, 0.755, 0.8825]  # means of all returns: 255, 510, 765
     header, row = report.aggregate(groups_of(args), args)
     assert row == ["ours", "2", f"{np.mean(scores):.3f}", f"{np.mean(sorted(scores)[1:5]):.3f}"]
@@ -730,9 +660,8 @@ def test_files_of_a_table(results):
     """Without a picture the report needs no package beside those of the scripts."""
     report.main(report_args(results, target=600.0))
     text = (results / "t" / "table.md").read_text()
-    assert (
-        "bash benchmark/t.sh" in text and "| A | ours | 3 |" in text and "    python x.py\n" in text
-    )
+    for words in ("bash benchmark/t.sh", "| A | ours | 3 |", "    python x.py\n"):
+        assert words in text
     assert "6 runs, 6 minutes" in text and "0123456" not in text  # their commits: runs.csv
     names = [path.name for path in (results / "t").iterdir()]
     assert sorted(names) == ["runs", "table.md"]
@@ -788,16 +717,9 @@ def test_bands_hold_the_curve():
     pytest.importorskip("scipy")
     values = np.array([[1.0, 10], [2, 20], [3, 30]])
     low, high = report.interval(values)
-    assert (
-        (values.min(0) <= low).all()
-        and (low < iqm_of(values)).all()
-        and (iqm_of(values) < high).all()
-    )
-    assert (high <= values.max(0)).all()
-
-
-def iqm_of(values):
-    return values.mean(0)
+    order = np.stack([values.min(0), low, values.mean(0), high, values.max(0)])
+    assert (np.diff(order, axis=0) >= 0).all() and (low < values.mean(0)).all()
+    assert (values.mean(0) < high).all()
 
 
 # ---- schedules.py and job_shop.py ----
@@ -811,95 +733,56 @@ def test_schedules_go_on(tmp_path, monkeypatch):
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         assert result.returncode == 0, result.stderr
 
-    ppo(
-        "--env-id",
-        "envs:JobShop-v0",
-        "--env-kwargs",
-        '{"jobs": 3, "machines": 3, "lookahead": 2}',
-        "--num-envs",
-        "2",
-        "--total-timesteps",
-        "256",
-        "--gnn-dim",
-        "8",
-        "--save-model",
-        "--eval-episodes",
-        "0",
-    )
+    kwargs = '{"jobs": 3, "machines": 3, "lookahead": 2}'
+    flags = "--num-envs 2 --total-timesteps 256 --gnn-dim 8 --save-model --eval-episodes 0"
+    ppo("--env-id", "envs:JobShop-v0", "--env-kwargs", kwargs, *flags.split())
     (model,) = tmp_path.glob("*/model.pt")
-    ppo(
-        "--load-model",
-        str(model),
-        "--total-timesteps",
-        "0",
-        "--eval-suite",
-        "ft",
-        "--eval-samples",
-        "0",
-    )
-    with open(next(tmp_path.glob("*/eval.csv"))) as file:
-        greedy = [float(row["greedy"]) for row in csv.DictReader(file)]
-    args = schedules.Args(
-        model=str(model), name="m", seed=3, suites=["ft"], max_instances=2, results=str(tmp_path)
-    )
-    schedules.main(args)
-    rows = schedules.read(tmp_path / "schedules.csv")
-    assert [float(row["cost"]) for row in rows] == greedy[:2] and [
-        row["instance"] for row in rows
-    ] == ["ft06", "ft10"]
-    schedules.main(dataclasses.replace(args, max_instances=3, samples=[0, 5], batch=2))
-    old, rows = rows, schedules.read(tmp_path / "schedules.csv")
-    assert rows[:2] == old and [(row["instance"], row["samples"]) for row in rows[2:]] == [
-        ("ft20", "0"),
-        ("ft06", "5"),
-        ("ft10", "5"),
-        ("ft20", "5"),
-    ]
-    for row in rows[3:]:
+    flags = "--total-timesteps 0 --eval-suite ft --eval-samples 0"
+    ppo("--load-model", str(model), *flags.split())
+    greedy = [float(row["greedy"]) for row in tables.read(next(tmp_path.glob("*/eval.csv")))]
+    args = schedules.Args(str(model), "m", 3, ["ft"], max_instances=2, results=str(tmp_path))
+
+    def play(**changes):
+        """The rows that are added."""
+        before = tables.read(tmp_path / "schedules.csv")
+        schedules.main(dataclasses.replace(args, **changes))
+        after = tables.read(tmp_path / "schedules.csv")
+        assert after[: len(before)] == before
+        return after[len(before) :]
+
+    rows = play()
+    assert [float(row["cost"]) for row in rows] == greedy[:2]
+    assert [row["instance"] for row in rows] == ["ft06", "ft10"]
+    rows = play(max_instances=3, samples=[0, 5], batch=2)
+    found = [(row["instance"], row["samples"]) for row in rows]
+    assert found == [("ft20", "0"), ("ft06", "5"), ("ft10", "5"), ("ft20", "5")]
+    for row in rows[1:]:
         costs = list(map(int, row["costs"].split()))
-        assert (
-            len(costs) == 5
-            and min(costs) == int(row["cost"]) >= int(row["best_known"])
-            and len(set(costs)) > 1
-        )
+        assert len(costs) == 5 and len(set(costs)) > 1
+        assert min(costs) == int(row["cost"]) >= int(row["best_known"])
     with pytest.raises(SystemExit, match="JobShop-v0 has"):
-        schedules.main(dataclasses.replace(args, suites=["taillard"]))
-    schedules.main(
-        dataclasses.replace(args, samples=[-1])
-    )  # both directions, of which the first is the greedy one
-    for row, cost in zip(schedules.read(tmp_path / "schedules.csv")[-2:], greedy):
+        play(suites=["taillard"])
+    both = play(samples=[-1])  # both directions, of which the first is the greedy one
+    for row, cost in zip(both, greedy):
         costs = list(map(int, row["costs"].split()))
-        assert (
-            len(costs) == 2
-            and costs[0] == cost
-            and min(costs) == int(row["cost"])
-            and row["samples"] == "-1"
-        )
-    schedules.main(
-        dataclasses.replace(args, samples=[5], temperature=1e-6)
-    )  # so cold that samples are greedy
-    both = [row["costs"].split() for row in schedules.read(tmp_path / "schedules.csv")[-4:-2]]
-    cold = schedules.read(tmp_path / "schedules.csv")[-2:]
-    assert [row["costs"].split() for row in cold] == [[a, b, a, b, a] for a, b in both]
+        assert len(costs) == 2 and costs[0] == cost and row["samples"] == "-1"
+        assert min(costs) == int(row["cost"])
+    cold = play(samples=[5], temperature=1e-6)  # so cold that samples are greedy
+    pairs = [row["costs"].split() for row in both]
+    assert [row["costs"].split() for row in cold] == [[a, b, a, b, a] for a, b in pairs]
     assert {row["temperature"] for row in cold} == {"1e-06"}
     with pytest.raises(SystemExit, match="temperature must be above 0"):
-        schedules.main(dataclasses.replace(args, samples=[5], temperature=0.0))
+        play(samples=[5], temperature=0.0)
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "schedules.csv").write_text("name,seed,samples\nm,3,0\n")
-    with pytest.raises(
-        SystemExit, match="has the columns name, seed, samples, and not name, seed, suite"
-    ):
-        schedules.main(dataclasses.replace(args, results=str(tmp_path / "old")))
-    monkeypatch.setattr(
-        schedules,
-        "play",
-        lambda policy, envs: [float(env.unwrapped.lookahead or 0) for env in envs],
-    )
-    for whole in (False, True):  # with the whole graph, or with what the policy was trained on
-        schedules.main(
-            dataclasses.replace(args, name=f"whole={whole}", max_instances=1, whole=whole)
-        )
-    assert [row["costs"] for row in schedules.read(tmp_path / "schedules.csv")[-2:]] == ["2", "0"]
+    columns = "has the columns name, seed, samples, and not name, seed, suite"
+    with pytest.raises(SystemExit, match=columns):
+        play(results=str(tmp_path / "old"))
+    lookaheads = lambda policy, envs: [float(env.unwrapped.lookahead or 0) for env in envs]
+    monkeypatch.setattr(schedules, "play", lookaheads)
+    for whole, costs in ((False, "2"), (True, "0")):  # True: with the whole graph
+        (row,) = play(name=f"whole={whole}", max_instances=1, whole=whole)
+        assert row["costs"] == costs
 
 
 def test_reversed_instances():
@@ -910,9 +793,8 @@ def test_reversed_instances():
     while env.num_left:
         env.step(int(np.random.default_rng(env.num_left).choice(np.flatnonzero(env.mask))))
     times, machines, best, _ = job_shop.job_shop.load_instance("ft06")
-    np.testing.assert_array_equal(
-        schedules.reverse({"times": times, "machines": machines})["times"], env.times
-    )
+    again = schedules.reverse({"times": times, "machines": machines})
+    np.testing.assert_array_equal(again["times"], env.times)
     start = (env.bound - env.op_start - env.op_time).reshape(times.shape)[:, ::-1]
     assert start.min() >= 0 and (start + times).max() <= env.bound and env.bound >= best
     assert (start[:, 1:] >= start[:, :-1] + times[:, :-1]).all()
@@ -927,9 +809,7 @@ def test_reversed_instances():
 def test_sets_of_l2d(suite, digest):
     """The files that L2D has published, by their hash."""
     found = schedules.l2d_instances(suite).values()
-    data = np.stack(
-        [np.stack([instance["times"], instance["machines"] + 1]) for instance in found]
-    ).astype(np.int64)
+    data = np.stack([[each["times"], each["machines"] + 1] for each in found]).astype(np.int64)
     assert hashlib.sha1(data.tobytes()).hexdigest()[:12] == digest
 
 
@@ -939,10 +819,8 @@ def test_a_model_of_job_shops(tmp_path):
     folder = BENCHMARK / "results" / "job_shop"
     flags = dict(name="quick", seed=1, suites=["la"], max_instances=10, results=str(tmp_path))
     schedules.main(schedules.Args(model=str(folder / "quick_s1.pt"), **flags))
-    known = {
-        schedules.key_of(row): float(row["cost"]) for row in tables.read(folder / "schedules.csv")
-    }
-    rows = tables.read(tmp_path / "schedules.csv")
+    rows, known = (tables.read(path / "schedules.csv") for path in (tmp_path, folder))
+    known = {schedules.key_of(row): float(row["cost"]) for row in known}
     ratios = [float(row["cost"]) / known[schedules.key_of(row)] for row in rows]
     assert len(ratios) == 10 and abs(np.mean(ratios) - 1) < 0.01
 
@@ -958,47 +836,34 @@ def test_families_of_job_shops(family):
         env = job_shop.job_shop.JobShopEnv(instance=instance)
         env.reset()
         times, machines = instance["times"], instance["machines"]
-        assert (
-            times.shape == (12, 6)
-            and (np.sort(machines, axis=1) == np.arange(6)).all()
-            and times.min() >= 1
-        )
+        assert times.shape == (12, 6) and times.min() >= 1
+        assert (np.sort(machines, axis=1) == np.arange(6)).all()
         assert (machines == machines[0]).all() == (family == "flow")
         assert ((machines[:, :3] < 3).all()) == (family in ("flow", "halves", "slowhalves"))
         assert (np.ptp(times, axis=1).max() <= 20) == (family == "perjob")
         by_machine = np.take_along_axis(times, machines.argsort(axis=1), axis=1)
         assert (np.ptp(by_machine, axis=0).max() <= 20) == (family == "permachine")
-        assert (times.min() >= 50) == (family == "narrow") and (times.max() > 400) == (
-            family == "wide"
-        )
+        assert (times.min() >= 50) == (family == "narrow")
+        assert (times.max() > 400) == (family == "wide")
 
 
 def test_gaps_of_job_shops(tmp_path, monkeypatch):
     """Groups that were played as a whole have a mean over instances and seeds; the best of 16 among
     32 is the mean of two; the solver, the rules and the published rows stand beside them."""
-    monkeypatch.setattr(
-        job_shop.job_shop, "rule_makespans", lambda name, dispatch: {"SPT": 1.5 * best(name)}
-    )
+    best = lambda name: job_shop.job_shop.load_instance(name)[2]
+    spt = lambda name, dispatch: {"SPT": 1.5 * best(name)}
+    monkeypatch.setattr(job_shop.job_shop, "rule_makespans", spt)
     monkeypatch.setattr(job_shop, "plot", lambda *args: None)
+    rows = []
 
-    def best(name):
-        return job_shop.job_shop.load_instance(name)[2]
-
-    def row(seed, suite, name, samples, costs, temperature=1.0):
-        return {
-            "name": "quick",
-            "seed": seed,
-            "suite": suite,
-            "instance": name,
-            "samples": samples,
-            "cost": min(costs),
-            "temperature": temperature,
-            "best_known": best(name),
-            "seconds": 2.0,
-            "costs": " ".join(map(str, costs)),
-            "commit": "c",
-            "cpu": "C",
-        }
+    def add(seed, suite, samples, costs, temperature=1.0, names=None):
+        """Rows of a suite, whose samples cost so many times the best known makespan."""
+        for name in names or job_shop.SUITES[suite]:
+            row = {"name": "quick", "seed": seed, "suite": suite, "instance": name}
+            row |= {"samples": samples, "temperature": temperature, "seconds": 2.0}
+            row |= {"commit": "c", "cpu": "C", "best_known": best(name)}
+            own = [best(name) * cost for cost in costs]
+            rows.append(row | {"cost": min(own), "costs": " ".join(map(str, own))})
 
     folder = tmp_path / "job_shop"
     folder.mkdir()
@@ -1006,47 +871,19 @@ def test_gaps_of_job_shops(tmp_path, monkeypatch):
     args = job_shop.Args(results=str(tmp_path))
     with pytest.raises(SystemExit, match="no instance has been played"):
         job_shop.main(args)
-    rows = [
-        row(seed, "ta15x15", name, 0, [best(name) * (1 + seed / 10)])
-        for seed in (1, 2)
-        for name in job_shop.SUITES["ta15x15"]
-    ]
-    rows += [
-        row(
-            1,
-            "ta15x15",
-            name,
-            32,
-            [best(name) * 1.1] * 16 + [best(name) * 1.2] * 15 + [best(name) * 1.3],
-        )
-        for name in job_shop.SUITES["ta15x15"]
-    ]
-    rows += [
-        row(1, "ta15x15", name, 16, [best(name) * 1.02] * 16, 0.5)
-        for name in job_shop.SUITES["ta15x15"]
-    ]
-    rows += [
-        row(1, "ta15x15", name, -1, [best(name) * 1.3, best(name) * 1.05])
-        for name in job_shop.SUITES["ta15x15"]
-    ]
-    rows += [
-        row(1, "ta30x15", name, 0, [best(name)]) for name in job_shop.SUITES["ta30x15"][:9]
-    ]  # not all
+    for seed in (1, 2):
+        add(seed, "ta15x15", 0, [1 + seed / 10])
+    add(1, "ta15x15", 32, [1.1] * 16 + [1.2] * 15 + [1.3])
+    add(1, "ta15x15", 16, [1.02] * 16, 0.5)
+    add(1, "ta15x15", -1, [1.3, 1.05])
+    add(1, "ta30x15", 0, [1], names=job_shop.SUITES["ta30x15"][:9])  # not all
     for name, instance in schedules.instances_of("flow3x2").items():
         env = job_shop.job_shop.JobShopEnv(instance=instance)
         env.reset()
-        rows += [
-            {
-                **row(seed, "ta15x15", "ta01", 0, [env.bound * seed]),
-                "suite": "flow3x2",
-                "instance": name,
-            }
-            for seed in (1, 2)
-        ]
-    with open(folder / "schedules.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, schedules.COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
+        for seed in (1, 2):
+            own = {"suite": "flow3x2", "instance": name, "cost": env.bound * seed}
+            rows.append(rows[0] | own | {"seed": seed, "costs": str(own["cost"])})
+    tables.write(folder / "schedules.csv", tables.text_of(rows))
     job_shop.main(args)
     text = (folder / "table.md").read_text()
     for line in [
@@ -1062,17 +899,15 @@ def test_gaps_of_job_shops(tmp_path, monkeypatch):
         "| flow3x2 | 50.0 | ",
     ]:
         assert line in text, line
-    with open(folder / "table.csv") as file:
-        assert [
-            (row["method"], row["seed"], row["ta15x15"], row["ta30x15"])
-            for row in csv.DictReader(file)
-        ] == [
-            ("ours, quick, greedy", "seed 1", "10.000", ""),
-            ("ours, quick, greedy", "seed 2", "20.000", ""),
-            ("ours, quick, greedy in both directions", "seed 1", "5.000", ""),
-            ("ours, quick, best of 16 at temperature 0.5", "seed 1", "2.000", ""),
-            ("ours, quick, best of 16", "seed 1", "15.000", ""),
-        ]
+    names = ("method", "seed", "ta15x15", "ta30x15")
+    found = [[row[name] for name in names] for row in tables.read(folder / "table.csv")]
+    assert found == [
+        ["ours, quick, greedy", "seed 1", "10.000", ""],
+        ["ours, quick, greedy", "seed 2", "20.000", ""],
+        ["ours, quick, greedy in both directions", "seed 1", "5.000", ""],
+        ["ours, quick, best of 16 at temperature 0.5", "seed 1", "2.000", ""],
+        ["ours, quick, best of 16", "seed 1", "15.000", ""],
+    ]
 
 
 def test_plot_of_job_shops(tmp_path):
@@ -1112,34 +947,12 @@ def test_gaps_of_flexible_job_shops(tmp_path):
         flexible_job_shop.main(args)
     published = (BENCHMARK / "results/flexible_job_shop_suites/published.csv").read_text()
     (folder / "published.csv").write_text(published)
-    for seed, name, column in [
-        (1, "greedy-mk", "greedy"),
-        (2, "greedy-mk", "greedy"),
-        (1, "samples-mk", "best of 4"),
-    ]:
-        table = {
-            "instance": list("ab"),
-            column: [100 + 4 * seed, 200],
-            "best_known": [100, 200],
-            "MWKR": [110, 220],
-            "active MWKR": [120, 220],
-        }
-        (folder / "runs" / f"{name}_{seed}.json").write_text(
-            json.dumps(
-                {
-                    "name": name,
-                    "seed": seed,
-                    "exit_code": 0,
-                    "eval": table,
-                    "cpu": "C",
-                    "versions": {"torch": "2"},
-                    "started": "2026-01-01T",
-                    "commit": "0123456789",
-                    "duration": 60,
-                    "command": f"python x.py --seed {seed}",
-                }
-            )
-        )
+    rules = {"MWKR": [110, 220], "active MWKR": [120, 220]}
+    known = {"instance": list("ab"), "best_known": [100, 200]}
+    greedy = ("greedy-mk", "greedy")
+    for seed, (name, column) in ((1, greedy), (2, greedy), (1, ("samples-mk", "best of 4"))):
+        costs = {column: [100 + 4 * seed, 200]}
+        leave(folder / "runs", name, seed, **known, **costs, **rules)
     (tmp_path / "cp_sat").mkdir()
     (tmp_path / "cp_sat" / "FlexibleJobShop-v0.csv").write_text(
         "suite,seconds,workers,makespan,best_known,version\nmk,1.0,1,130,100,9\nmk,10.0,1,,100,9\n"
@@ -1165,14 +978,8 @@ def test_cp_sat_goes_on(tmp_path, monkeypatch):
 
     def solve(jobs, num_machines, seconds, workers):
         solved.append((len(jobs), num_machines, seconds))
-        found = 60 if seconds > 1 else None
-        return {
-            "status": "FEASIBLE",
-            "makespan": found,
-            "bound": 1,
-            "wall_time": 1.0,
-            "schedule": [],
-        }
+        row = {"status": "FEASIBLE", "bound": 1, "wall_time": 1.0, "schedule": []}
+        return row | {"makespan": 60 if seconds > 1 else None}
 
     monkeypatch.setattr(cp_sat, "solve", solve)
     monkeypatch.setitem(sys.modules, "ortools", SimpleNamespace(__version__="9"))
@@ -1192,16 +999,13 @@ def test_cp_sat_goes_on(tmp_path, monkeypatch):
 def test_cp_sat_solves():
     """Both kinds of instances: known optima, schedules without overlap, and eligible machines."""
     pytest.importorskip("ortools")
-    for jobs, num_machines, best_known in [
-        cp_sat.job_shop_instance("ft06"),
-        cp_sat.flexible_instance("mk01"),
-    ]:
+    ft06, mk01 = cp_sat.job_shop_instance("ft06"), cp_sat.flexible_instance("mk01")
+    for jobs, num_machines, best_known in (ft06, mk01):
         found = cp_sat.solve(jobs, num_machines, 20, 1)
         assert found["status"] == "OPTIMAL" and found["makespan"] == best_known == found["bound"]
         schedule = found["schedule"]
-        assert [row[:2] for row in schedule] == [
-            (j, k) for j, job in enumerate(jobs) for k in range(len(job))
-        ]
+        operations = [(j, k) for j, job in enumerate(jobs) for k in range(len(job))]
+        assert [row[:2] for row in schedule] == operations
         assert all(jobs[j][k][m] == finish - start for j, k, m, start, finish in schedule)
         assert max(row[4] for row in schedule) == best_known
         for column in (0, 2):
@@ -1218,40 +1022,20 @@ def test_table_of_rules_and_policies(tmp_path, monkeypatch):
 
     def play_rule(rule, alpha, workload, **kwargs):
         played.append((rule, alpha, workload))
-        return (
-            100.0
-            + 10 * abs(alpha + 0.5)
-            + 50 * (rule == "random")
-            + 2 * (rule == "fair")
-            + workload % 1000
-        )
+        cost = {"random": 150.0, "fair": 102.0}.get(rule, 100.0)
+        return cost + 10 * abs(alpha + 0.5) + workload % 1000
 
     monkeypatch.setattr(dag_schedule, "play_rule", play_rule)
     args = dag_schedule.Args(results=str(tmp_path), episodes=2, alphas=(-1.0, -0.5, 0.0))
     dag_schedule.main(args)
-    assert {
-        workload for rule, alpha, workload in played if alpha == 0.0 and rule == "weighted fair"
-    } == {1000, 1001}
+    tuned = {row[2] for row in played if row[:2] == ("weighted fair", 0.0)}
+    assert tuned == {1000, 1001}
     assert {workload for *_, workload in played} == {0, 1, 1000, 1001}
     played.clear()
     folder = tmp_path / "dag_schedule"
-    (folder / "runs").mkdir()
     for seed, cost in enumerate((80, 90, 100)):
-        (folder / "runs" / f"{seed}.json").write_text(
-            json.dumps(
-                {
-                    "name": "batch",
-                    "exit_code": int(seed == 2),
-                    "eval": {"greedy": [cost, cost + 1]},
-                    "cpu": "C",
-                    "versions": {"torch": "2"},
-                    "started": "2026-01-01T",
-                    "commit": "0123456789",
-                    "duration": 60,
-                    "command": f"ppo_x.py {seed}",
-                }
-            )
-        )
+        failed = {"exit_code": int(seed == 2)}
+        leave(folder / "runs", "batch", seed, failed, greedy=[cost, cost + 1])
     dag_schedule.main(args)
     assert not played
     text = (folder / "table.md").read_text()
@@ -1262,15 +1046,6 @@ def test_table_of_rules_and_policies(tmp_path, monkeypatch):
 
 
 # ---- vertex_cover.py and graph_context.py ----
-def leave(folder, name, seed, **played):
-    """The json of a finished run."""
-    about = {"exit_code": 0, "cpu": "C", "versions": {"torch": "2"}, "commit": "0123456789"}
-    about["started"] = "2026-01-02"
-    about |= {"name": name, "seed": seed, "duration": 60, "command": f"ppo_x.py {name} {seed}"}
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}_{seed}.json").write_text(json.dumps(about | {"eval": played}))
-
-
 def test_table_of_vertex_covers(tmp_path):
     """Means over graphs, then over seeds; gaps are to the solver's covers of 20 nodes."""
     folder = tmp_path / "vertex_cover"
@@ -1309,14 +1084,8 @@ def test_table_of_graph_context(tmp_path):
     own = tmp_path / "graph_context" / "runs"
     leave(tmp_path / "ppo_lstm_sparse" / "runs", "per_node", 1, **{"return": [0.5, 0.7]})
     leave(own, "explore", 1, **{"return": [0.8]})
-    maps = [
-        "grid4x4 1",
-        "ingolstadt21 1",
-        "cologne3 1",
-        "cologne8 1",
-        "ingolstadt7 1",
-        "arterial4x4 1",
-    ]
+    maps = "grid4x4 ingolstadt21 cologne3 cologne8 ingolstadt7 arterial4x4".split()
+    maps = [f"{name} 1" for name in maps]
     leave(tmp_path / "traffic" / "runs", "unseen", 1, instance=maps, greedy=[1, 3, 1, 1, 1, 1])
     leave(own, "unseen", 1, instance=maps, greedy=[1, 6, 1, 1, 1, 1])
     leave(own, "jobs", 1, greedy=[11.0, 12.0], best_known=[10, 10])
@@ -1334,9 +1103,8 @@ def test_table_of_graph_context(tmp_path):
 def parses(command):
     """Whether a script has the flags of a command, given as words without the interpreter.
     SystemExit if not."""
-    first = next(
-        (k for k, word in enumerate(command) if word.endswith(".py")), 0
-    )  # before it torchrun and its flags
+    # Before it torchrun and its flags
+    first = next((k for k, word in enumerate(command) if word.endswith(".py")), 0)
     name = Path(command[first]).stem
     flags = list(command[first + 1 :])
     if not name.startswith("ppo_"):  # a peer's folder is on sys.path
@@ -1348,37 +1116,15 @@ def parses(command):
         return parse(script)
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        "actions",
-        "async",
-        "bounds",
-        "cells",
-        "critic_only",
-        "dag_schedule",
-        "demos",
-        "entities",
-        "flexible_job_shop",
-        "graph_context",
-        "job_shop",
-        "minigrid_memory",
-        "pogema",
-        "popgym",
-        "ppo_framestack",
-        "ppo_graph",
-        "ppo_gtrxl",
-        "ppo_lstm_sparse",
-        "public_tasks",
-        "recall",
-        "set_layers",
-        "skills",
-        "speed",
-        "stateless_cartpole",
-        "third_party",
-        "vertex_cover",
-    ],
-)
+SHELL_FILES = """actions async bounds cells critic_only dag_schedule demos entities
+    flexible_job_shop graph_context job_shop minigrid_memory pogema popgym ppo_framestack ppo_graph
+    ppo_gtrxl ppo_lstm_sparse public_tasks recall set_layers skills speed stateless_cartpole
+    third_party vertex_cover""".split()
+PARTS = {"job_shop": "quick greedy l2d families samples solver table"}
+PARTS["stateless_cartpole"] = "ours table"
+
+
+@pytest.mark.parametrize("script", SHELL_FILES)
 def test_commands_of_the_shell_files(tmp_path, script):
     """Each is run with an interpreter that only notes what it is given; the flags of all runs
     exist."""
@@ -1396,20 +1142,12 @@ if "quick=" in str(sys.argv):
     (folder / "model.pt").touch()
 """)
     python.chmod(0o755)
-    parts = {
-        "job_shop": "quick greedy l2d families samples solver table",
-        "stateless_cartpole": "ours table",
-    }
     pythons = {f"{name}PYTHON": str(python) for name in ("", "PEER_", "TRXL_", "THIRD_PARTY_")}
-    env = (
-        os.environ | pythons | {"SEEDS": "1", "PARTS": parts.get(script, ""), "CLEANRL": "cleanrl"}
-    )
-    shutil.copytree(
-        BENCHMARK / "results" / "speed", copy / "results" / "speed"
-    )  # shown by speed.sh
-    result = subprocess.run(
-        ["bash", copy / f"{script}.sh"], cwd=tmp_path, env=env, capture_output=True, text=True
-    )
+    own = {"SEEDS": "1", "PARTS": PARTS.get(script, ""), "CLEANRL": "cleanrl"}
+    shown = BENCHMARK / "results" / "speed"  # by speed.sh
+    shutil.copytree(shown, copy / "results" / "speed")
+    words, env = ["bash", copy / f"{script}.sh"], os.environ | pythons | own
+    result = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     calls = [json.loads(line) for line in log.read_text().splitlines()]
     names = {Path(call[0]).name for call in calls}
@@ -1425,17 +1163,9 @@ if "quick=" in str(sys.argv):
             args = tyro.cli(run.Args, args=call[1:])
             for each in run.all_runs(args):
                 parses([*each.command, "--run-dir", "x"])
-        if call[0] == "benchmark/report.py":
-            tyro.cli(report.Args, args=call[1:])
-        if call[0] == "benchmark/cp_sat.py":
-            tyro.cli(cp_sat.Args, args=call[1:])
-        if call[0] == "benchmark/public_tasks.py":
-            tyro.cli(public_tasks.Args, args=call[1:])
-        if call[0] == "benchmark/schedules.py":
-            tyro.cli(schedules.Args, args=call[1:])
-        if call[0] == "benchmark/vertex_cover.py":
-            tyro.cli(vertex_cover.Args, args=call[1:])
-        if call[0].startswith("benchmark/speed/"):
+        elif re.match(
+            r"benchmark/(report|cp_sat|public_tasks|schedules|vertex_cover|speed/)", call[0]
+        ):
             tyro.cli(importlib.import_module(Path(call[0]).stem).Args, args=call[1:])
 
 
@@ -1489,12 +1219,223 @@ def test_speed_tables_can_be_made(tmp_path, name):
     peer.write_text("#!/bin/sh\necho SPS 100\necho mean return 1.0\n")
     peer.chmod(0o755)
     flags = TRIES[name].replace("PEER", str(peer)).split()
-    result = subprocess.run(
-        [sys.executable, BENCHMARK / "speed" / f"{name}.py", *flags],
-        cwd=tmp_path,
-        text=True,
-        capture_output=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    command = [sys.executable, BENCHMARK / "speed" / f"{name}.py", *flags]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, env=env)
     assert result.returncode == 0, result.stderr[-3000:]
     assert "| --- |" in result.stdout and "nan" not in result.stdout
+
+
+def test_sections_of_a_page(tmp_path):
+    """FILE#NAME writes one section, in its place, and leaves the others and the head."""
+    page = tmp_path / "new" / "page.md"
+    page.parent.mkdir()
+    page.write_text("# Head\n\n")
+    for name, text in (("a", "one\n"), ("b", "# two"), ("a", "\n    three\n\n")):
+        tables.put(f"{page}#{name}", text)
+    a, b = ('<a id="a"></a>\n\n    three\n\n', '<a id="b"></a>\n\n# two\n\n')
+    assert page.read_text() == f"# Head\n\n{a}{b}"
+    tables.put(page, "all")
+    assert page.read_text() == "all"
+
+
+def test_routes_is_the_travelling_salesman():
+    env = gnn_tasks.Routes(most=6)
+    obs, _ = env.reset(seed=3)
+    cities, total, done, visited = obs["graph"].nodes[:, :2], 0.0, False, [0]
+    while not done:
+        visited.append(int(np.flatnonzero(obs["action_mask"])[-1]))
+        obs, reward, done, _, _ = env.step(visited[-1])
+        total += reward
+    assert sorted(visited) == list(range(len(cities)))
+    tour = cities[[*visited, 0]]
+    assert total == pytest.approx(-np.linalg.norm(np.diff(tour, axis=0), axis=1).sum(), abs=1e-5)
+    assert np.isfinite(obs["graph"].edges).all()
+
+
+# ---- zoo.py ----
+ZOO = """package,environment,module,yours,pattern,most,kwargs,flags
+gymnasium,main,,,CartPole-v1|Blackjack-v1,2,,
+torch,main,made_for_zoo,,.*,9,,
+numpy,other,numpy,,.*,9,,
+"""
+MADE = """
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class TwoRewards(CartPoleEnv):
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        return obs, np.array([reward, 0.0]), *rest
+
+class Broken(CartPoleEnv):
+    def reset(self, **kwargs):
+        raise RuntimeError("no data")
+
+gym.register("Made-TwoRewards-v0", TwoRewards)
+gym.register("Made-Unfinished-v0", Broken)
+"""
+
+
+def run_zoo(folder):
+    command = [sys.executable, str(ROOT / "benchmark" / "zoo.py")]
+    command += ["--list", str(folder / "packages.csv"), "--results", str(folder), "--workers", "2"]
+    env = os.environ | {"PYTHONPATH": str(folder)}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=200)
+    assert done.returncode == 0, done.stderr
+    with open(folder / "ids.csv", newline="") as file:
+        return list(csv.DictReader(file)), done.stdout
+
+
+@pytest.mark.slow
+def test_environments_of_others(tmp_path):
+    (tmp_path / "packages.csv").write_text(ZOO)
+    (tmp_path / "made_for_zoo.py").write_text(MADE)
+    rows, _ = run_zoo(tmp_path)
+    found = {(row["id"].split(":")[-1], row["script"]): row for row in rows}
+    assert {key: row["outcome"] for key, row in found.items()} == {
+        ("Blackjack-v1", "ppo_graph.py"): "trains",
+        ("CartPole-v1", "ppo_lstm_sparse.py"): "trains",
+        ("CartPole-v1", "ppo_graph.py"): "trains",
+        ("Made-TwoRewards-v0", "ppo_graph.py"): "trains with a flag",
+        ("Made-Unfinished-v0", "ppo_graph.py"): "package fails",
+        ("Made-Unfinished-v0", "ppo_gtrxl.py"): "package fails",
+    }
+    assert float(found["CartPole-v1", "ppo_graph.py"]["collection_mismatch"]) <= 1e-5
+    assert found["Made-Unfinished-v0", "ppo_graph.py"]["message"] == "RuntimeError: no data"
+    (tmp_path / "ids.csv").write_text((tmp_path / "ids.csv").read_text().replace("no data", "x"))
+    rows, said = run_zoo(tmp_path)
+    assert len(rows) == 6 and "6 runs, 0 of them are missing" in said
+    assert "| **all 2** | | 4 | 2 | 1 |  |  | 1 | 6 |" in (tmp_path / "table.md").read_text()
+
+
+# ---- pogema/ ----
+SHORT = [{"num_robots": 8, "map_seed": k, "task_seed": 0, "episode_length": 6} for k in range(2)]
+SUITES = {"random_8": SHORT, "one_shot_random_8": [task | {"task": "one-shot"} for task in SHORT]}
+
+
+@pytest.fixture
+def short_suites(monkeypatch):
+    monkeypatch.setattr(PogemaEnv, "eval_suites", SUITES)
+
+
+def saved(path, **flags):
+    """A model.pt with random weights."""
+    script = importlib.import_module("cleanrl_graph.ppo_graph_agents")
+    args = small_args(script, env_id="cleanrl_graph.envs:Pogema-v0", gnn_layers=1, **flags)
+    env = script.make_env(args)
+    agent = script.Agent(script.Envs([lambda: env]).leaves, env.action_space, args)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save({"model": agent.state_dict(), "args": vars(args), "script": args.exp_name}, path)
+    return str(path)
+
+
+def test_scores_are_played_once(short_suites, tmp_path, monkeypatch):
+    """Rules and the models of two seeds on each suite; of what stands in scores.csv nothing is
+    played again; the table has means over seeds, and theirs."""
+    for seed in (1, 2):
+        saved(tmp_path / "runs" / f"agents_Pogema-v0_s{seed}_0a" / "run" / "model.pt")
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "theirs.csv").write_text(
+        ",".join(raw_data.COLUMNS)
+        + "\nQMIX,random_8,128,256,0.57,,\nDCC,one_shot_random_8,128,128,,1,1\n"
+    )
+    args = scores.Args(tuple(SUITES), 2, (), str(tmp_path / "runs"), str(results))
+    scores.main(args)
+    rows = scores.read(results / "scores.csv")
+    assert len(rows) == 2 * (3 + 2 * 2)
+    for row in rows:
+        values = json.loads(row["values"])
+        one_shot = row["suite"].startswith("one_shot")
+        assert len(values) == 2
+        assert float(row["success" if one_shot else "throughput"]) == pytest.approx(
+            np.mean(values), abs=1e-4
+        )
+        assert bool(row["arrived"]) == one_shot
+    text = (results / "tables.md").read_text()
+    lifelong, success, arrived = text.split("| --- | --- |")[1:]
+    assert "| QMIX (theirs) | 0.57 |" in lifelong and "| DCC (theirs) | 1.00 |" in success
+    sampled = [r for r in rows if r["mode"] == "sampled" and r["suite"] == "random_8"]
+    assert [row["seed"] for row in sampled] == ["1", "2"]
+    means = [float(row["throughput"]) for row in sampled]
+    each = ", ".join(f"{mean:.2f}" for mean in means)
+    assert f"ppo_graph_agents.py**, sampled | {np.mean(means):.2f} ({each}) |" in lifelong
+    assert "| random |" in arrived
+
+    def fail(*args):
+        raise AssertionError("played again")
+
+    monkeypatch.setattr(scores, "score", fail)
+    scores.main(args)
+    assert scores.read(results / "scores.csv") == rows
+
+
+def test_ablations_are_played_as_trained(short_suites, tmp_path, monkeypatch):
+    """Links and costs that a training did not have are missing in its tests."""
+    blind = {"link_radius": 0, "cost_to_go": False}
+    path = saved(tmp_path / "model.pt", env_kwargs=blind)
+    made = []
+
+    class Noted(PogemaEnv):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            made.append((self.link_radius, self.cost_to_go))
+
+    monkeypatch.setattr(scores, "PogemaEnv", Noted)
+    scores.play_model(path, SHORT, True)
+    assert made == [(0, False)] * 2
+    file = torch.load(path)
+    torch.save(file | {"args": file["args"] | {"env_kwargs": [{"num_robots": 8}, blind]}}, path)
+    assert scores.options_of(path) == {}
+
+
+def test_raw_data(short_suites, tmp_path, monkeypatch):
+    """Means of methods, the length of their episodes, and a planner beside the bounds."""
+    data = tmp_path / "data"
+    unhindered = [raw_data.unhindered(task) for task in SHORT]
+    distances = [raw_data.distances(task) for task in SUITES["one_shot_random_8"]]
+    values = {"RHCR": unhindered[::-1], "IQL": [0.5, 3 / 256]}
+    names = ["validation-random-seed-001", "validation-random-seed-000"]  # their order is not ours
+    for name, folder in raw_data.FOLDERS.items():
+        for kind in ("raw_data_LMAPF", "raw_data_MAPF"):
+            (data / kind / folder).mkdir(parents=True)
+        texts = [map_text(name, k) for k in range(2)]
+        maps = data / "raw_data_LMAPF" / folder / "maps.yaml"
+        maps.write_text(yaml.safe_dump({f"{k}": text for k, text in enumerate(texts)}))
+    lifelong = data / "raw_data_LMAPF" / raw_data.FOLDERS["random"]
+    for system, own in values.items():
+        rows = [
+            {
+                "env_grid_search": {"num_agents": 8, "map_name": name},
+                "metrics": {"avg_throughput": value},
+            }
+            for name, value in zip(names, own)
+        ]
+        (lifelong / f"{system}.json").write_text(json.dumps(rows))
+    rows = [
+        {
+            "env_grid_search": {"num_agents": 8, "map_name": name},
+            "metrics": {"CSR": 1.0, "ISR": 0.5, "SoC": cost + 1},
+        }
+        for name, cost in zip(names, distances[::-1])
+    ]
+    (data / "raw_data_MAPF" / raw_data.FOLDERS["random"] / "LaCAM.json").write_text(
+        json.dumps(rows)
+    )
+    monkeypatch.setattr(raw_data, "FEWEST", {"random": 8})
+    monkeypatch.setattr(raw_data, "older_correlation", lambda args: 0.0)
+    raw_data.main(raw_data.Args(str(data), str(tmp_path)))
+    found = scores.read(tmp_path / "theirs.csv")
+    assert [(row["system"], row["suite"]) for row in found] == [
+        ("IQL", "random_8"),
+        ("RHCR", "random_8"),
+        ("LaCAM", "one_shot_random_8"),
+    ]
+    assert found[0]["steps"] == "256" and float(found[0]["throughput"]) == 0.2559
+    assert found[2]["success"] == "1.0" and found[2]["arrived"] == "0.5"
+    text = (tmp_path / "tables.md").read_text()
+    assert "2 of 2 of random are equal" in text
+    rows = [[cell.strip() for cell in line.split("|")] for line in text.split("\n") if "8," in line]
+    assert rows[0][6:8] == ["2", "0"] and rows[1][6:8] == ["0", "0"]

@@ -28,21 +28,11 @@ import transfers  # noqa: E402
 
 from cleanrl_graph.services.arguments import parse  # noqa: E402
 
-ABOUT = {
-    "dry": True,
-    "gpu": None,
-    "cpu": "C",
-    "cpus": 2,
-    "system": "S",
-    "python": "3",
-    "torch": "2",
-    "commit": "0123",
-    "torch-geometric": "2",
-    "gymnasium": "1",
-    "numpy": "2",
-}
+ABOUT = {"dry": True, "gpu": None, "cpu": "C", "cpus": 2, "system": "S", "python": "3"}
+ABOUT |= {"torch": "2", "torch-geometric": "2", "gymnasium": "1", "numpy": "2", "commit": "0123"}
 MEASURED = ABOUT | {"dry": False, "gpu": "G", "gpus": 1, "driver": "5", "cuda": "13", "cudnn": 9}
 LATER = float("inf")
+GPU_SH = ROOT / "benchmark" / "gpu.sh"
 
 
 def results_in(folder, about=ABOUT, **flags):
@@ -51,10 +41,12 @@ def results_in(folder, about=ABOUT, **flags):
 
 
 def rows_of(**measures):
-    return [
-        kit.Row("T", {"name": name, "number": 1000}, measure, 1)
-        for name, measure in measures.items()
-    ]
+    key = lambda name: {"name": name, "number": 1000}
+    return [kit.Row("T", key(name), measure, 1) for name, measure in measures.items()]
+
+
+def names_of(results):
+    return [row["key"]["name"] for row in results.content["rows"]]
 
 
 # ---- What it refuses ----
@@ -76,7 +68,7 @@ def test_dry_and_measured_rows_do_not_go_into_one_table(tmp_path):
     results.add(rows_of(a=dict)[0], {"ms": 1.0})
     with pytest.raises(SystemExit, match="is not of a measurement"):
         results_in(tmp_path, MEASURED)
-    (tmp_path / "x.json").unlink()
+    (tmp_path / "results.json").unlink()
     results, _ = results_in(tmp_path, MEASURED)
     results.add(rows_of(a=dict)[0], {"ms": 1.0})
     with pytest.raises(SystemExit, match="is not of a dry run"):
@@ -102,15 +94,19 @@ def test_rows_are_measured_once(tmp_path, capsys):
         stopped=raises(kit.TimeIsUp()),
     )
     assert kit.measure(results, rows, args, LATER) == kit.FAILED
-    text = (tmp_path / "x.md").read_text()
+    text = (tmp_path / "tables.md").read_text()
     assert text.index(f"**{kit.DRY}**") < text.index("# Title") < text.index("Notes.")
-    assert (
-        "| name | number | ms | us | note |" in text
-        and "| good | 1,000 | 1,234 | 0.0123 |  |" in text
-    )
-    assert "| bad | 1,000 |  |  | failed: ValueError: b/c |" in text and "stopped" not in text
-    assert "| absent | 1,000 |  |  | not run: no such thing |" in text and "_raw" not in text
-    assert json.loads((tmp_path / "x.json").read_text())["rows"][0]["figures"]["_raw"] == [1, 2]
+    for line in (
+        "| name | number | ms | us | note |",
+        "| good | 1,000 | 1,234 | 0.0123 |  |",
+        "| bad | 1,000 |  |  | failed: ValueError: b/c |",
+        "| absent | 1,000 |  |  | not run: no such thing |",
+    ):
+        assert line in text
+    assert "stopped" not in text and "_raw" not in text
+    assert json.loads((tmp_path / "results.json").read_text())["x"]["rows"][0]["figures"][
+        "_raw"
+    ] == [1, 2]
 
     order, noting = [], lambda name, ms: lambda deadline: order.append(name) or {"ms": ms}
     again = rows_of(
@@ -121,13 +117,8 @@ def test_rows_are_measured_once(tmp_path, capsys):
     )
     results, args = results_in(tmp_path)
     assert kit.measure(results, again, args, LATER) == 0 and order == ["stopped", "bad"]
-    assert [row["key"]["name"] for row in results.content["rows"]] == [
-        "good",
-        "bad",
-        "absent",
-        "stopped",
-    ]
-    assert "| bad | 1,000 | 2 |  |  |" in (tmp_path / "x.md").read_text()
+    assert names_of(results) == ["good", "bad", "absent", "stopped"]
+    assert "| bad | 1,000 | 2 |  |  |" in (tmp_path / "tables.md").read_text()
     assert "x: 1 of 4 rows are there already" in capsys.readouterr().out
 
 
@@ -136,7 +127,7 @@ def test_time_and_choice_of_rows(tmp_path, capsys):
     rows = rows_of(a=lambda _: {"ms": 1}, b=lambda _: {"ms": 1}, c=lambda _: {"ms": 1})
     rows[2] = rows[2]._replace(seconds=1000)
     assert kit.measure(results, rows, args, time.monotonic() + 60) == kit.LEFT
-    assert [row["key"]["name"] for row in results.content["rows"]] == ["b"]
+    assert names_of(results) == ["b"]
     assert "time is up, 1 rows are left" in capsys.readouterr().out
 
 
@@ -144,22 +135,14 @@ def test_machines_and_commands_of_a_table(tmp_path):
     """Rows of two commits and commands: all are named above the table."""
     for commit, only in (("0123", ""), ("4567", "b")):
         results, args = results_in(tmp_path / "out", MEASURED | {"commit": commit}, only=only)
-        assert (
-            kit.measure(results, rows_of(a=lambda _: {"ms": 1}, b=lambda _: {"ms": 2}), args, LATER)
-            == 0
-        )
-        (row,) = rows_of(b=dict)
-        results.add(row, {"ms": 3})
-    text = (tmp_path / "out" / "x.md").read_text()
-    assert (
-        "    bash benchmark/gpu.sh --out out x\n    bash benchmark/gpu.sh --out out --only b x\n"
-        in text
-    )
-    assert (
-        "G (driver 5, CUDA 13, cuDNN 9), C, 2 CPUs" in text
-        and "commit 0123" in text
-        and "commit 4567" in text
-    )
+        rows = rows_of(a=lambda _: {"ms": 1}, b=lambda _: {"ms": 2})
+        assert kit.measure(results, rows, args, LATER) == 0
+        results.add(rows[1], {"ms": 3})
+    text = (tmp_path / "out" / "tables.md").read_text()
+    command = "    bash benchmark/gpu.sh --out out"
+    assert f"{command} x\n{command} --only b x\n" in text
+    for words in ("G (driver 5, CUDA 13, cuDNN 9), C, 2 CPUs", "commit 0123", "commit 4567"):
+        assert words in text
     assert kit.DRY not in text and [row["machine"] for row in results.content["rows"]] == [0, 1]
 
 
@@ -174,36 +157,21 @@ def test_commands_and_their_time(tmp_path):
 
 def test_updates_of_a_peer(tmp_path):
     """Lines are timed as they come, and the peer is ended."""
-    script = (
-        "for k in 1 2 3 4 5 6 7 8; do echo SPS: $k; printf 'bar\\rspeed: 7.5 sps'; sleep "
-        "0.05; done; sleep 60"
-    )
+
+    def run(script, pattern, seconds, patience=LATER):
+        command, log = ["sh", "-c", script], tmp_path / "log"
+        end = time.monotonic() + patience
+        return kit.times_of_lines(command, pattern, seconds, end, log, {}, str(tmp_path))
+
+    line = "echo SPS: $k; printf 'bar\\rspeed: 7.5 sps'; sleep 0.05"
     start = time.monotonic()
-    times, lines = kit.times_of_lines(
-        ["sh", "-c", script],
-        "SPS: ",
-        0.2,
-        time.monotonic() + 30,
-        tmp_path / "log",
-        {},
-        str(tmp_path),
-    )
+    times, lines = run(f"for k in 1 2 3 4 5 6 7 8; do {line}; done; sleep 60", "SPS: ", 0.2, 30)
     assert time.monotonic() - start < 20 and lines[:2] == ["SPS: 1", "speed: 7.5 spsSPS: 2"]
     assert 4 <= len(times) <= 8 and 0.2 <= times[-1] - times[0] < 10
     with pytest.raises(RuntimeError, match="exit code 1(.|\n)*no module"):
-        kit.times_of_lines(
-            ["sh", "-c", "echo no module; exit 1"],
-            "SPS",
-            1,
-            LATER,
-            tmp_path / "b",
-            {},
-            str(tmp_path),
-        )
+        run("echo no module; exit 1", "SPS", 1)
     with pytest.raises(kit.TimeIsUp):
-        kit.times_of_lines(
-            ["sleep", "60"], "SPS", 1, time.monotonic() + 0.1, tmp_path / "c", {}, str(tmp_path)
-        )
+        run("exec sleep 60", "SPS", 1, 0.1)
 
 
 def test_steady_speed():
@@ -226,15 +194,12 @@ def test_a_training_goes_on_as_it_was_planned(tmp_path):
     args = kit.Args(out=str(tmp_path))
     with pytest.raises(kit.NotHere, match="no speed was measured"):
         trainings.plan(training, results, args)
-    speeds = [
-        row for row in trainings.all_rows("jobshop", args, results) if row.table == trainings.SPEED
-    ]
+    every = trainings.all_rows("jobshop", args, results)
+    speeds = [row for row in every if row.table == trainings.SPEED]
     for row, sps in zip(speeds, (100.0, 200.0), strict=True):
         results.add(row, {"SPS": sps})
-    assert trainings.plan(training, results, args) == (
-        "ppo_graph_compile",
-        int(200 * training.seconds),
-    )
+    planned = "ppo_graph_compile", int(200 * training.seconds)
+    assert trainings.plan(training, results, args) == planned
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "jobshop.json").write_text('["ppo_graph", 5]')
     assert trainings.plan(training, results, args) == ("ppo_graph", 5)
@@ -248,82 +213,41 @@ def event(name, cat, ts, dur=1.0, **args):
 def test_sums_of_a_trace():
     """Two steps, two minibatches: bytes and waits are those of the phase in which the host asked
     for them, wherever the device was by then; overlapping kernels count once."""
-    names = [
-        (10, "append"),
-        (20, "step"),
-        (30, "append"),
-        (40, "step"),
-        (50, "append"),
-        (60, "gather"),
-        (70, "optimizer"),
-        (80, "gather"),
-        (90, "optimizer"),
-    ]
-    events = [event(child.MARK + name, "user_annotation", ts) for ts, name in names]
-    events += [
-        event(child.MARK + "step", "gpu_user_annotation", 21),
-        {"ph": "i", "name": "x", "ts": 0},
-    ]
+    names = "append step append step append gather optimizer gather optimizer".split()
+    events = []
+    for k, name in enumerate(names):
+        events.append(event(child.MARK + name, "user_annotation", 10 * k + 10))
+    events.append(event(child.MARK + "step", "gpu_user_annotation", 21))
+    events.append({"ph": "i", "name": "x", "ts": 0})
     copies = [(5, 7), (12, 100), (13, 20), (32, 100), (52, 3), (61, 1000), (82, 2000)]
     for k, (ts, size) in enumerate(copies):
-        events += [
-            event("cudaMemcpyAsync", "cuda_runtime", ts, correlation=k),
-            event(
-                "Memcpy HtoD (Pinned -> Device)",
-                "gpu_memcpy",
-                85 + k / 10,
-                0.05,
-                bytes=size,
-                correlation=k,
-            ),
-        ]
-    events += [
-        event("cudaMemcpyAsync", "cuda_runtime", 18, correlation=77),
-        event("Memcpy DtoH (Device -> Pageable)", "gpu_memcpy", 18.5, 0.5, bytes=8, correlation=77),
-    ]
-    events += [
-        event("cudaStreamSynchronize", "cuda_runtime", ts, 2000.0) for ts in (18, 38, 55, 95)
-    ]
-    events += [
-        event("cudaLaunchKernel", "cuda_runtime", 65, correlation=99),
-        event("a", "kernel", 100, 10, correlation=99),
-        event("b", "kernel", 105, 10),
-    ]
+        events.append(event("cudaMemcpyAsync", "cuda_runtime", ts, correlation=k))
+        there = 85 + k / 10, 0.05
+        name = "Memcpy HtoD (Pinned -> Device)"
+        events.append(event(name, "gpu_memcpy", *there, bytes=size, correlation=k))
+    name = "Memcpy DtoH (Device -> Pageable)"
+    events.append(event("cudaMemcpyAsync", "cuda_runtime", 18, correlation=77))
+    events.append(event(name, "gpu_memcpy", 18.5, 0.5, bytes=8, correlation=77))
+    for ts in (18, 38, 55, 95):
+        events.append(event("cudaStreamSynchronize", "cuda_runtime", ts, 2000.0))
+    events.append(event("cudaLaunchKernel", "cuda_runtime", 65, correlation=99))
+    events.append(event("a", "kernel", 100, 10, correlation=99))
+    events.append(event("b", "kernel", 105, 10))
     sums = child.summary(events)
     of = lambda phase, *keys: [sums["phases"][phase][name] for name in keys]
     assert of("between", "to_device_bytes", "waits") == [7, 1]
-    assert of("collection", "to_device_bytes", "to_device_copies", "to_host_bytes", "waits") == [
-        220,
-        3,
-        8,
-        2,
-    ]
+    there = ("to_device_bytes", "to_device_copies")
+    assert of("collection", *there, "to_host_bytes", "waits") == [220, 3, 8, 2]
     assert of("advantages", "to_device_bytes", "waits", "wait_ms") == [3, 1, 2.0]
-    assert of("update", "to_device_bytes", "to_device_copies", "launches", "waits") == [
-        3000,
-        2,
-        1,
-        0,
-    ]
+    assert of("update", *there, "launches", "waits") == [3000, 2, 1, 0]
     assert (sums["steps"], sums["minibatches"]) == (2, 2)
     assert sums["busy_us"] == pytest.approx(15 + 0.5 + 7 * 0.05)
-    noted = sums | {
-        "updates": 1,
-        "expected_minibatches": 16,
-        "plain_seconds": 1e-3,
-        "plain_steps": 8,
-        "watched_steps": 8,
-    }
-    figures = transfers.figures(noted)
-    assert (
-        figures["bytes to the device per step"] == 110
-        and figures["bytes to the device per minibatch"] == 1500
-    )
-    assert (
-        figures["device busy, %"] == pytest.approx(100 * sums["busy_us"] / 1000)
-        and figures["SPS"] == 8000
-    )
-    assert figures["waits per step"] == 1 and figures["other waits per update"] == 2
+    noted = dict(updates=1, expected_minibatches=16, plain_seconds=1e-3, plain_steps=8)
+    figures = transfers.figures(sums | noted | {"watched_steps": 8})
+    expected = {"bytes to the device per step": 110, "bytes to the device per minibatch": 1500}
+    expected |= {"SPS": 8000, "waits per step": 1, "other waits per update": 2}
+    expected["device busy, %"] = pytest.approx(100 * sums["busy_us"] / 1000)
+    assert {name: figures[name] for name in expected} == expected
 
 
 # ---- Flags ----
@@ -338,16 +262,12 @@ def parsed(name, flags):
 def test_flags_of_the_trainings():
     """Every script has the flags of every row, with a minibatch of at least one environment."""
     cases = {(case.task, case.script): case for case in throughput.cases(16)}
-    assert set(transfers.CASES) <= cases.keys() and {task for task, _ in cases} == set(
-        throughput.TASKS
-    )
+    assert set(transfers.CASES) <= cases.keys()
+    assert {task for task, _ in cases} == set(throughput.TASKS)
     for case in cases.values():
         args = parsed(case.script, case.flags)
-        assert (args.env_id, args.num_envs, args.num_workers) == (
-            throughput.TASKS[case.task].env_id,
-            case.num_envs,
-            case.num_workers,
-        )
+        assert args.env_id == throughput.TASKS[case.task].env_id
+        assert (args.num_envs, args.num_workers) == (case.num_envs, case.num_workers)
     for training in [training for several in trainings.TRAININGS.values() for training in several]:
         for dry in (False, True):
             flags = trainings.words(training, kit.Args(out="x", dry=dry))
@@ -368,16 +288,10 @@ def test_rows_of_all_environments_and_peers():
 
 def test_peers_that_are_not_there(tmp_path):
     for peers, reason in ((None, "no --peers"), (str(tmp_path), "has no")):
+        args = kit.Args(out=str(tmp_path / "out"), dry=True, peers=peers)
         for peer in throughput.PEERS:
             with pytest.raises(kit.NotHere, match=reason):
-                throughput.train_peer(
-                    peer,
-                    4,
-                    16,
-                    kit.Args(out=str(tmp_path / "out"), dry=True, peers=peers),
-                    0,
-                    LATER,
-                )
+                throughput.train_peer(peer, 4, 16, args, 0, LATER)
 
 
 # ---- gpu.sh ----
@@ -391,94 +305,62 @@ def wrapper(tmp_path, *arguments, codes="0"):
     )
     python.chmod(0o755)
     log.unlink(missing_ok=True)
-    result = subprocess.run(
-        ["bash", ROOT / "benchmark" / "gpu.sh", *arguments],
-        cwd=tmp_path,
-        text=True,
-        env=os.environ | {"PYTHON": str(python)},
-        capture_output=True,
-    )
+    words, env = ["bash", GPU_SH, *arguments], os.environ | {"PYTHON": str(python)}
+    result = subprocess.run(words, cwd=tmp_path, text=True, env=env, capture_output=True)
     return result.returncode, result.stderr, log.read_text().splitlines() if log.exists() else []
 
 
 def test_the_wrapper(tmp_path):
     """Each part is a process; in a dry run there is one for all. What refuses ends it, what fails
     does not."""
-    assert wrapper(tmp_path, "--out", "o", "sps", "--minutes", "3", "tests") == (
-        0,
-        "",
-        ["sps --out o --minutes 3", "tests --out o --minutes 3"],
-    )
+    call = lambda words, codes="0": wrapper(tmp_path, *words.split(), codes=codes)
+    calls = ["sps --out o --minutes 3", "tests --out o --minutes 3"]
+    assert call("--out o sps --minutes 3 tests") == (0, "", calls)
     every = list(part.PARTS)
-    assert wrapper(tmp_path, "--dry", "--out", "o") == (0, "", [" ".join(every) + " --dry --out o"])
-    assert wrapper(tmp_path, "--out", "o", codes="0 3 1 0 3 0 0 0")[::2] == (
-        1,
-        [f"{name} --out o" for name in every],
-    )
-    assert wrapper(tmp_path, "--out", "o", "sps", "tests", codes="3 0")[0] == 3
-    assert wrapper(tmp_path, "--out", "o", "sps", "tests", codes="2 0")[::2] == (1, ["sps --out o"])
-    code, text, calls = wrapper(tmp_path, "--out", "o", "nothing")
-    assert (code, calls) == (
-        1,
-        [],
-    ) and "there is no part nothing, the parts are: checks tests" in text
-    assert wrapper(tmp_path, "--minutes", "x", "sps")[0] == 1
+    assert call("--dry --out o") == (0, "", [" ".join(every) + " --dry --out o"])
+    calls = [f"{name} --out o" for name in every]
+    assert call("--out o", codes="0 3 1 0 3 0 0 0")[::2] == (1, calls)
+    assert call("--out o sps tests", codes="3 0")[0] == 3
+    assert call("--out o sps tests", codes="2 0")[::2] == (1, ["sps --out o"])
+    code, text, calls = call("--out o nothing")
+    assert (code, calls) == (1, [])
+    assert "there is no part nothing, the parts are: checks tests" in text
+    assert call("--minutes x sps")[0] == 1
 
 
 @pytest.mark.slow
 def test_everything_runs_dry(tmp_path):
     """All parts, in the sizes of a try: no row fails, files are marked, and the second time there
     is nothing left."""
-    command = ["bash", str(ROOT / "benchmark" / "gpu.sh"), "--out", "out", "--dry"]
     env = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout + result.stderr
-    kinds = set()
+
+    def run(*parts):
+        command = ["bash", GPU_SH, "--out", "out", "--dry", *parts]
+        result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
+
+    run()
+    kinds, known = set(), json.loads((tmp_path / "out" / "results.json").read_text())
+    tables = (tmp_path / "out" / "tables.md").read_text()
     for name in part.PARTS:
-        text = (tmp_path / "out" / f"{name}.md").read_text()
-        assert (
-            text.index(kit.DRY) < text.index("# ") and "| --- |" in text and "failed:" not in text
-        )
-        content = json.loads((tmp_path / "out" / f"{name}.json").read_text())
-        assert all(about["dry"] and about["gpu"] is None for about in content["machines"])
-        kinds |= {row["note"].split(":")[0] for row in content["rows"]}
-    assert (
-        kinds == {"", "not run"}
-        and "needs a CUDA device" in (tmp_path / "out" / "tests.txt").read_text()
-    )
-    again = subprocess.run(
-        [*command, "kernels", "recall"], cwd=tmp_path, env=env, capture_output=True, text=True
-    )
-    assert (
-        again.returncode == 0
-        and "kernels: 10 of 10 rows" in again.stdout
-        and "recall: 2 of 2 rows" in again.stdout
-    )
+        text = tables.split(f'<a id="{name}"></a>')[1].split("<a id=")[0]
+        assert text.index(kit.DRY) < text.index("# ")
+        assert "| --- |" in text and "failed:" not in text
+        assert all(about["dry"] and about["gpu"] is None for about in known[name]["machines"])
+        kinds |= {row["note"].split(":")[0] for row in known[name]["rows"]}
+    assert kinds == {"", "not run"}
+    assert "needs a CUDA device" in (tmp_path / "out" / "tests.txt").read_text()
+    said = run("kernels", "recall")
+    assert "kernels: 10 of 10 rows" in said and "recall: 2 of 2 rows" in said
 
 
 @pytest.mark.slow
 def test_a_child_as_a_process_of_its_own(tmp_path, monkeypatch):
     """As on a GPU, where nothing is forked: a training that was stopped goes on from its
     checkpoint."""
-    flags = [
-        "--env-id",
-        "CartPole-v1",
-        "--no-cuda",
-        "--num-steps",
-        "8",
-        "--num-envs",
-        "2",
-        "--hidden-dims",
-        "8",
-        "--eval-episodes",
-        "0",
-        "--run-dir",
-        str(tmp_path / "runs"),
-        "--checkpoint-every",
-        "1",
-        "--resume",
-        "auto",
-    ]
+    flags = f"--env-id CartPole-v1 --no-cuda --num-steps 8 --num-envs 2 --run-dir {tmp_path}/runs "
+    flags += "--hidden-dims 8 --eval-episodes 0 --checkpoint-every 1 --resume auto"
     args, log = kit.Args(out=str(tmp_path)), tmp_path / "logs" / "log"
     checkpoints = lambda: sorted(tmp_path.glob("runs/*/checkpoint_*.ckpt"))
 
@@ -489,19 +371,15 @@ def test_a_child_as_a_process_of_its_own(tmp_path, monkeypatch):
         process.wait()
 
     def train(num_steps):
-        return kit.from_child(
-            args, "train", "ppo_graph", [*flags, "--total-timesteps", str(num_steps)], log, LATER
-        )
+        words = f"{flags} --total-timesteps {num_steps}".split()
+        return kit.from_child(args, "train", "ppo_graph", words, log, LATER)
 
     with monkeypatch.context() as patch, pytest.raises(kit.TimeIsUp):
         patch.setattr(kit, "wait", stop)
         train(10**7)
     steps = 16 + int(checkpoints()[-1].stem.split("_")[1])
-    assert (
-        train(steps) == {"gpu_gb": 0.0}
-        and len(list(tmp_path.glob("runs/*"))) == 1
-        and not log.parent.exists()
-    )
+    assert train(steps) == {"gpu_gb": 0.0} and not log.parent.exists()
+    assert len(list(tmp_path.glob("runs/*"))) == 1
     assert f"{steps:012d}" in checkpoints()[-1].stem
 
 
@@ -539,7 +417,7 @@ def test_objects_of_ranks_need_no_gpu(tmp_path):
 
 def test_rows_of_first():
     """Each line of `gpu.sh first` names a part, and rows that it has."""
-    text = (ROOT / "benchmark" / "gpu.sh").read_text()
+    text = GPU_SH.read_text()
     lines = text.split("first=(")[1].split("\n)")[0].split('"')[1::2]
     assert len(lines) > 9
     args = kit.Args(out="nowhere")

@@ -280,9 +280,8 @@ def test_chance():
     seen = [env.step(action)[0]["Worker"].tolist() for env in envs for _ in range(2)]
     assert seen[:2] == seen[2:4] == seen[4:] and seen[0] != seen[1]
     assert ours == (random.getstate(), np.random.get_state()[1].tolist())
-    assert (
-        envs[0].reset(seed=3)[0]["Worker"].tolist() == envs[1].reset(seed=3)[0]["Worker"].tolist()
-    )
+    one, two = (env.reset(seed=3)[0]["Worker"].tolist() for env in envs[:2])
+    assert one == two
 
 
 @pytest.mark.parametrize(
@@ -361,11 +360,8 @@ OURS = {name: getattr(spaces, name) for name in ("Box", "Dict", "Discrete", "Seq
 def page():
     """(theirs, who acts, ours) of each line of the guide's table that has code."""
     text = GUIDE.read_text().split("## From entity-gym")[1].split("\n## ")[0]
-    return [
-        line
-        for line in re.findall(r"^\| (.*?) \| (.*?) ?\| (.*) \|$", text, re.M)
-        if "{" in line[2]
-    ]
+    lines = re.findall(r"^\| (.*?) \| (.*?) ?\| (.*) \|$", text, re.M)
+    return [line for line in lines if "{" in line[2]]
 
 
 @pytest.mark.parametrize("theirs, who, ours", page())
@@ -378,9 +374,8 @@ def test_the_guides_page(theirs, who, ours):
     if "ActionSpace" in theirs:
         actions = eval(re.findall(r"`(.*?)`", theirs)[0], THEIRS)
     actees = [name.capitalize() for name in re.findall("wall|robot", theirs)]
-    env = EntityGymEnv(
-        lambda: Page(actions, 1 + ("several" in who), actees), hidden="hidden" in ours
-    )
+    make_page = lambda: Page(actions, 1 + ("several" in who), actees)
+    env = EntityGymEnv(make_page, hidden="hidden" in ours)
     obs, _ = env.reset()
     assert obs in env.observation_space
     assert expected in (env.action_space if actions else env.observation_space).items()

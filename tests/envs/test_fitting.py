@@ -1,17 +1,23 @@
 """envs/fitting.py: text as words and integer Boxes as actions, in wrappers that services put on by
-themselves."""
+themselves; and envs/pyg.py: observations from PyTorch Geometric's Data and HeteroData."""
 
+import re
 import subprocess
 import sys
 
 import gymnasium as gym
+import networkx
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
-from helpers import ListEnv, make_envs, run, vector
+from helpers import ListEnv, everything, make_envs, run, stored, vector
+from torch_geometric.data import Batch, Data, HeteroData
 
 from cleanrl_graph import ppo_framestack, ppo_graph, ppo_gtrxl, ppo_lstm_sparse
-from cleanrl_graph.envs import fitting
+from cleanrl_graph.envs import fitting, pyg
+from cleanrl_graph.envs.pyg import graph_space, to_graph_instance
+from cleanrl_graph.services import runs
 from cleanrl_graph.services.policy import load_policy
 
 TEXTS = ["go to the red ball", "", "Go to the RED ball, now!", "the ball red to go"]
@@ -191,3 +197,183 @@ def test_minigrid(env_id, script, tmp_path):
         result = run(tmp_path / str(k), script, env_id=f"minigrid:{env_id}", wrap=wrap)
         assert max(value for _, value in result.scalars["debug/collection_mismatch"]) < 1e-5
         assert ("charts/rows/mission" in result.scalars) == (wrap == ())
+
+
+# ---- pyg.py ----
+def random_data(rng, features=3, edge_features=2):
+    num, edges = rng.integers(1, 6), rng.integers(0, 9)
+    return Data(
+        x=torch.randn(num, features),
+        edge_index=torch.from_numpy(rng.integers(num, size=(2, edges))),
+        edge_attr=torch.randn(edges, edge_features) if edge_features else None,
+    )
+
+
+def machines(rng, jobs=3):
+    """Jobs with 2 features, machines with 1, who can do what with a duration, and the machines in a
+    ring."""
+    data = HeteroData()
+    data["machine"].x, data["job"].x = torch.randn(4, 1), torch.randn(jobs, 2)
+    pairs = np.argwhere(rng.random((jobs, 4)) < 0.5)
+    data["job", "runs_on", "machine"].edge_index = torch.from_numpy(pairs.T)
+    data["job", "runs_on", "machine"].edge_attr = torch.rand(len(pairs))
+    data["machine", "next", "machine"].edge_index = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
+    return data
+
+
+def test_graph_of_networkx():
+    """Attributes side by side, edges both ways if they have no direction, and none where there are
+    none."""
+    graph = networkx.Graph()
+    graph.add_node("b", size=2.0, at=[0.5, 1.5])
+    graph.add_node("a", at=np.array([3, 4]), size=5)
+    graph.add_edge("a", "b", cost=7)
+    found = to_graph_instance(graph)
+    assert found.nodes.tolist() == [[0.5, 1.5, 2], [3, 4, 5]]
+    assert sorted(found.edge_links.tolist()) == [[0, 1], [1, 0]]
+    assert found.edges.tolist() == [[7], [7]] and found in graph_space(graph)
+    arrow = networkx.MultiDiGraph([(0, 1), (0, 1)])
+    found = to_graph_instance(arrow)
+    assert found.nodes.shape == (2, 0) and found.edge_links.tolist() == [[0, 1]] * 2
+    assert found.edges is None and to_graph_instance(networkx.Graph()).nodes is None
+
+
+@pytest.mark.parametrize("wrong", [networkx.Graph(), Data(x=torch.zeros(2, 3)), HeteroData()])
+@pytest.mark.parametrize("where", ["alone", "in a dict"])
+def test_graph_that_was_not_converted(wrong, where):
+    """The sentence names what takes it."""
+    space = graph_space(networkx.path_graph(2))
+    if where == "in a dict":
+        space, wrong = spaces.Dict(a=spaces.Discrete(2), g=space), {"a": 0, "g": wrong}
+    envs = make_envs([lambda: ListEnv(space, [wrong])])
+    sentence = "; to_graph_instance of cleanrl_graph.envs.pyg makes an observation of a "
+    with pytest.raises(ValueError, match=f"cannot be read.*{sentence}(Graph|Data|HeteroData)$"):
+        envs.reset(0)
+
+
+@pytest.mark.parametrize("edge_features", [2, 0])
+def test_the_network_gets_the_batch_back(edge_features):
+    """x, edge_index, edge_attr, batch and ptr are those of PyG's own Batch."""
+    rng = np.random.default_rng(1)
+    data = [random_data(rng, 3, edge_features) for _ in range(5)]
+    space, observations = graph_space(data[0]), [to_graph_instance(each) for each in data]
+    assert all(space.contains(obs) for obs in observations if len(obs.edge_links))
+    obs, batch = (
+        everything(stored(space, [[each] for each in observations])[0]),
+        Batch.from_data_list(data),
+    )
+    assert torch.equal(obs["obs.nodes"].values, batch.x) and torch.equal(
+        obs["obs.nodes"].batch, batch.batch
+    )
+    assert torch.equal(obs["obs.edge_links"].values.t(), batch.edge_index)
+    assert torch.equal(obs["obs.nodes"].ptr, batch.ptr)
+    assert ("obs.edges" in obs) == bool(edge_features)
+    if edge_features:
+        assert torch.equal(obs["obs.edges"].values, batch.edge_attr)
+
+
+def test_types_and_relations():
+    """One graph: one-hot kinds, each type's features in columns of its own, links between the
+    types' rows."""
+    data = machines(np.random.default_rng(1))
+    nodes, edges, links = to_graph_instance(data)
+    job, machine = data["job"].x.numpy(), data["machine"].x.numpy()
+    assert np.array_equal(
+        nodes,
+        np.block(
+            [
+                [np.ones((3, 1)), np.zeros((3, 1)), job, np.zeros((3, 1))],
+                [np.zeros((4, 1)), np.ones((4, 1)), np.zeros((4, 2)), machine],
+            ]
+        ),
+    )
+    runs = data["job", "runs_on", "machine"]
+    assert np.array_equal(links[:-4], runs.edge_index.T.numpy() + [0, 3])
+    assert np.array_equal(links[-4:], [[3, 4], [4, 5], [5, 6], [6, 3]])
+    assert np.array_equal(
+        edges[:-4], np.c_[np.ones(len(links) - 4), np.zeros(len(links) - 4), runs.edge_attr]
+    )
+    assert np.array_equal(edges[-4:], [[0, 1, 0]] * 4)
+    assert graph_space(data).contains(spaces.GraphInstance(nodes, edges, links))
+    # like PyG's own homogeneous graph, up to the order of types and edges
+    theirs = data.to_homogeneous(add_node_type=False)
+    assert len(nodes) == theirs.num_nodes and len(links) == theirs.num_edges
+
+
+def test_no_rows():
+    """No jobs, no edges, no features, one column, integers."""
+    data = machines(np.random.default_rng(1), jobs=0)
+    nodes, edges, links = to_graph_instance(data)
+    assert (
+        nodes.shape == (4, 5)
+        and edges.shape == (4, 3)
+        and links.tolist() == [[0, 1], [1, 2], [2, 3], [3, 0]]
+    )
+    data["job"].x = torch.zeros(2, 0)
+    assert to_graph_instance(data).nodes.shape == (6, 3)
+    lonely = HeteroData()
+    lonely["a"].x = torch.arange(3)
+    assert to_graph_instance(lonely).nodes.tolist() == [[1, 0], [1, 1], [1, 2]]
+    assert to_graph_instance(lonely).edges is None and graph_space(lonely).edge_space is None
+    alone = to_graph_instance(Data(x=torch.arange(3)))
+    assert alone.nodes.shape == (3, 1) and alone.edges is None and alone.edge_links.shape == (0, 2)
+    with pytest.raises(ValueError, match="nodes: features `x` are needed"):
+        to_graph_instance(Data(edge_index=torch.zeros(2, 0)))
+
+
+class Scheduling(gym.Env):
+    """Jobs and machines; the action is a machine."""
+
+    def __init__(self):
+        self.action_space = spaces.Discrete(100)
+        mask = spaces.Sequence(spaces.Box(0, 1, (), np.int8), stack=True)
+        self.observation_space = spaces.Dict(
+            graph=graph_space(machines(self.np_random)), action_mask=mask
+        )
+
+    def observe(self):
+        self.num_jobs = int(self.np_random.integers(5))
+        mask = np.repeat(np.array([0, 1], np.int8), [self.num_jobs, 4])
+        return {
+            "graph": to_graph_instance(machines(self.np_random, self.num_jobs)),
+            "action_mask": mask,
+        }
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observe(), {}
+
+    def step(self, action):
+        reward = float(action >= self.num_jobs)
+        return self.observe(), reward, self.np_random.random() < 0.2, False, {}
+
+
+def test_training(tmp_path):
+    """A policy on a HeteroData chooses nodes of one type only."""
+    gym.register("Scheduling-v0", entry_point=Scheduling)
+    rows, scalars, *_ = run(tmp_path, env_id="Scheduling-v0", eval_episodes=3, norm_obs=True)
+    assert [row["return"] for row in rows] == [row["length"] for row in rows]
+    assert max(value for _, value in scalars["debug/collection_mismatch"]) < 1e-5
+
+
+def test_the_example_and_its_bytes():
+    """The docstring's environment works, and what it says about bytes is what is logged."""
+    code, bytes_said = (
+        "\n".join(line[4:] for line in pyg.__doc__.splitlines() if line.startswith("    ")),
+        6400,
+    )
+    edges = torch.randint(100, (2, 400))
+    program = {
+        "gym": gym,
+        "spaces": spaces,
+        "graph_space": graph_space,
+        "to_graph_instance": to_graph_instance,
+        "make_data": lambda: Data(x=torch.rand(100, 8), edge_index=edges),
+    }
+    exec(code, program)
+    env = program["Grid"]()
+    storage, _ = stored(env.observation_space, [[env.reset()[0]] for _ in range(3)])
+    assert runs.sizes(storage)["charts/obs_bytes_per_step"] == bytes_said
+    said = re.sub(r"\s+", " ", pyg.__doc__)
+    assert "takes 6,400 bytes per step, of which links are 3,200: 52 MB" in said
+    assert round(bytes_said * 64 * 128 / 1e6) == 52 and ppo_graph.Args.num_steps == 128

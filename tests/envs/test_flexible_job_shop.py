@@ -42,12 +42,12 @@ class NaiveShop:
 
     def pairs(self):
         """Returns (job, machine, start, finish) of all next operations on all their machines."""
-        return [
-            (j, m, max(self.ready[j], self.free[m]), max(self.ready[j], self.free[m]) + time)
-            for j, job in enumerate(self.jobs)
-            if self.next[j] < len(job)
-            for m, time in sorted(job[self.next[j]].items())
-        ]
+        found = []
+        for j, job in enumerate(self.jobs):
+            for m, time in sorted(job[self.next[j]].items()) if self.next[j] < len(job) else ():
+                start = max(self.ready[j], self.free[m])
+                found.append((j, m, start, start + time))
+        return found
 
     def legal(self):
         """Returns the pairs (job, machine) that may be chosen now."""
@@ -83,12 +83,10 @@ class NaiveShop:
 
 
 def shop_of(env, dispatch=None):
-    times, ends = env.times, np.cumsum(env.operations_of)
-    jobs = [
-        [{m: int(t) for m, t in enumerate(row) if t} for row in times[end - n : end]]
-        for n, end in zip(env.operations_of, ends)
-    ]
-    return NaiveShop(jobs, times.shape[1], dispatch or env.dispatch)
+    options = [{m: int(t) for m, t in enumerate(row) if t} for row in env.times]
+    ends = np.cumsum(env.operations_of)
+    jobs = [options[end - n : end] for n, end in zip(env.operations_of, ends)]
+    return NaiveShop(jobs, env.times.shape[1], dispatch or env.dispatch)
 
 
 def sample_action(observation, rng):
@@ -109,31 +107,21 @@ def play_random(env, seed):
 def check_graph(env, observation):
     """Asserts what holds for every observation of an episode under way."""
     (x, edge_x, links), mask = observation["graph"], observation["action_mask"]
-    assert (
-        x.dtype == edge_x.dtype == np.float32 and links.dtype == np.int64 and mask.dtype == np.int8
-    )
+    assert x.dtype == edge_x.dtype == np.float32
+    assert (links.dtype, mask.dtype) == (np.int64, np.int8)
     assert np.isfinite(x).all() and np.isfinite(edge_x).all()
     assert max(np.abs(x).max(), np.abs(edge_x).max()) <= FEATURE_LIMIT
-    assert (
-        len(links) == len(edge_x) == len(mask)
-        and mask.any()
-        and len(set(map(tuple, links.tolist()))) == len(links)
-    )
+    assert len(links) == len(edge_x) == len(mask) and mask.any()
+    assert len(set(map(tuple, links.tolist()))) == len(links)
     is_op = x[:, NODE["is_op"]] == 1
     num_ops = int(is_op.sum())
     assert is_op[:num_ops].all() and (x[num_ops:, NODE["is_machine"]] == 1).all()
     shown = np.minimum(env.operations_of - env.next, env.window)
     assert num_ops == shown.sum()
     ops = [(j, env.next[j] + i) for j, n in enumerate(shown) for i in range(n)]
-    machines = [
-        m
-        for m in range(env.num_machines)
-        if any(
-            env.op_times[j, k, m] < 1e9
-            for j, n in enumerate(env.operations_of)
-            for k in range(env.next[j], n)
-        )
-    ]
+    left = [(j, k) for j, n in enumerate(env.operations_of) for k in range(env.next[j], n)]
+    is_used = lambda m: any(env.op_times[j, k, m] < 1e9 for j, k in left)
+    machines = [m for m in range(env.num_machines) if is_used(m)]
     assert len(x) == num_ops + len(machines)
     kinds = edge_x[:, :4].argmax(axis=1)
     assert (edge_x[:, :4].sum(axis=1) == 1).all()
@@ -146,14 +134,11 @@ def check_graph(env, observation):
             assert op < num_ops and env.op_times[ops[op]][machines[machine - num_ops]] < 1e9
             assert not legal or (kind == 2 and ops[op][1] == env.next[ops[op][0]])
     pairs = sum(int((env.op_times[j, k] < 1e9).sum()) for j, k in ops)
-    assert (
-        np.bincount(kinds, minlength=4).tolist()
-        == [int((shown - 1).clip(0).sum())] * 2 + [pairs] * 2
-    )
+    steps = int((shown - 1).clip(0).sum())
+    assert np.bincount(kinds, minlength=4).tolist() == [steps, steps, pairs, pairs]
     chosen = [(ops[a][0], machines[b - num_ops]) for a, b in links[mask == 1].tolist()]
-    assert (edge_x[mask == 1, EDGE["legal"]] == 1).all() and edge_x[
-        :, EDGE["legal"]
-    ].sum() == 2 * mask.sum()
+    legal = edge_x[:, EDGE["legal"]]
+    assert (legal[mask == 1] == 1).all() and legal.sum() == 2 * mask.sum()
     return chosen
 
 
@@ -168,16 +153,9 @@ def check_graph(env, observation):
     skip=st.booleans(),
 )
 def test_episode_against_plain_loops(jobs, machines, steps, seed, dispatch, window, skip):
-    env = FlexibleJobShopEnv(
-        jobs=jobs,
-        machines=machines,
-        operations=(1, steps),
-        deviation=(0, 1),
-        dispatch=dispatch,
-        window=window,
-        skip_forced=skip,
-        reward_unit="time",
-    )
+    size = dict(jobs=jobs, machines=machines, operations=(1, steps), deviation=(0, 1))
+    rules = dict(dispatch=dispatch, window=window, skip_forced=skip, reward_unit="time")
+    env = FlexibleJobShopEnv(**size, **rules)
     observation, info = env.reset(seed=seed)
     assert info == {}
     shop = shop_of(env)
@@ -198,14 +176,10 @@ def test_episode_against_plain_loops(jobs, machines, steps, seed, dispatch, wind
     assert env.order == shop.schedule
     makespan = max(finish for *_, finish in shop.schedule)
     assert info["eval"] == {"cost": makespan, "lower_bound": bounds[0]}
-    assert (
-        total == pytest.approx(bounds[0] - makespan)
-        and bounds == sorted(bounds)
-        and bounds[-1] <= makespan
-    )
-    assert [len(part) for part in observation["graph"]] == [1, 1, 1] and observation[
-        "action_mask"
-    ].tolist() == [1]
+    assert total == pytest.approx(bounds[0] - makespan)
+    assert bounds == sorted(bounds) and bounds[-1] <= makespan
+    assert [len(part) for part in observation["graph"]] == [1, 1, 1]
+    assert observation["action_mask"].tolist() == [1]
     for axis in (0, 2):  # no two operations of a job or of a machine overlap
         for key in {row[axis] for row in shop.schedule}:
             rows = sorted(row[3:] for row in shop.schedule if row[axis] == key)
@@ -220,16 +194,8 @@ def test_episode_against_plain_loops(jobs, machines, steps, seed, dispatch, wind
 def test_active_choices_reach_the_optimum(seed):
     """Brute force over all schedules of tiny shops; every bound on the way is a bound of what can
     be reached."""
-    env = FlexibleJobShopEnv(
-        jobs=3,
-        machines=(2, 3),
-        operations=2,
-        durations=(1, 9),
-        deviation=1.0,
-        dispatch="active",
-        reward_unit="time",
-        skip_forced=False,
-    )
+    size = dict(jobs=3, machines=(2, 3), operations=2, durations=(1, 9), deviation=1.0)
+    env = FlexibleJobShopEnv(**size, dispatch="active", reward_unit="time", skip_forced=False)
     rng = np.random.default_rng(seed)
     observation, _ = env.reset(seed=seed)
     best = shop_of(env, "all").best()
@@ -249,9 +215,8 @@ def test_feature_values_by_hand():
     observation, _ = env.reset(seed=0)
     x, edge_x, links = observation["graph"]
     mean_time = (3 + 3 + 5) / 3
-    assert (
-        env.bound == 5
-    )  # job 0: 2 + 3; job 1: 5, which only machine 0 can take; mean load: (2 + 3 + 5) / 3
+    # job 0: 2 + 3; job 1: 5, which only machine 0 can take; mean load: (2 + 3 + 5) / 3
+    assert env.bound == 5
     expected = {
         "is_op": [1, 1, 1, 0, 0, 0],
         "is_machine": [0, 0, 0, 1, 1, 1],
@@ -282,20 +247,8 @@ def test_feature_values_by_hand():
     assert list(expected) == list(NODE)
     for name, values in expected.items():
         np.testing.assert_allclose(x[:, NODE[name]], values, atol=1e-6, err_msg=name)
-    assert links.tolist() == [
-        [0, 3],
-        [0, 4],
-        [1, 4],
-        [1, 5],
-        [2, 3],
-        [3, 0],
-        [4, 0],
-        [4, 1],
-        [5, 1],
-        [3, 2],
-        [0, 1],
-        [1, 0],
-    ]
+    to_machine = [[0, 3], [0, 4], [1, 4], [1, 5], [2, 3]]
+    assert links.tolist() == to_machine + [pair[::-1] for pair in to_machine] + [[0, 1], [1, 0]]
     expected = {
         "job_successor": [0] * 5,
         "job_predecessor": [0] * 5,
@@ -318,56 +271,42 @@ def test_feature_values_by_hand():
         np.testing.assert_allclose(edge_x[:5, EDGE[name]], values, atol=1e-6, err_msg=name)
     np.testing.assert_array_equal(edge_x[5:10, 4:], edge_x[:5, 4:])
     assert (edge_x[5:10, 3] == 1).all() and edge_x[10].nonzero()[0].tolist() == [0]
-    assert (
-        edge_x[11].nonzero()[0].tolist() == [1]
-        and observation["action_mask"].tolist() == [1, 1, 0, 0, 1] + [0] * 7
-    )
+    assert edge_x[11].nonzero()[0].tolist() == [1]
+    assert observation["action_mask"].tolist() == [1, 1, 0, 0, 1] + [0] * 7
 
 
 @pytest.mark.parametrize("dispatch", ["active", "nondelay"])
 def test_return_is_relative_to_the_first_bound(dispatch):
+    env = FlexibleJobShopEnv(jobs=(3, 8), machines=(3, 6), dispatch=dispatch)
     for seed in range(5):
-        total, info = play_random(
-            FlexibleJobShopEnv(jobs=(3, 8), machines=(3, 6), dispatch=dispatch), seed
-        )
+        total, info = play_random(env, seed)
         cost, bound = info["eval"]["cost"], info["eval"]["lower_bound"]
         assert total == pytest.approx((bound - cost) / bound, abs=1e-9)
 
 
 def test_benchmark_instances():
     names = [kwargs["instance"] for suite in SUITES.values() for kwargs in suite]
-    assert len(set(names)) == len(names) == 730 and {*names} == {
-        *flexible_job_shop.read_data_file()
-    }
+    assert len(set(names)) == len(names) == 730
+    assert {*names} == {*flexible_job_shop.read_data_file()}
     digest, sizes = hashlib.sha1(), {}
     for name in names:
         times, operations, best_known, lower_bound = load_instance(name)
         flexible_job_shop.check_instance(times, operations)
-        digest.update(
-            b"".join(
-                [
-                    times.astype("<i8").tobytes(),
-                    operations.astype("<i8").tobytes(),
-                    b"%d" % best_known,
-                ]
-            )
-        )
+        for array in (times, operations):
+            digest.update(array.astype("<i8").tobytes())
+        digest.update(b"%d" % best_known)
         sizes[name] = len(operations), times.shape[1]
         assert lower_bound <= best_known
     assert digest.hexdigest()[:12] == "bd5f70a4bc85"
-    assert {sizes[f"sd20x10_{i:03d}"] for i in range(1, 101)} == {(20, 10)} and sizes["mk01"] == (
-        10,
-        6,
-    )
-    assert sizes["la40_vdata"] == (15, 15) and load_instance("mk01")[2:] == (40, 40)
-    assert (
-        sum(load_instance(kwargs["instance"])[2] for kwargs in SUITES["sd10x5"]) == 9632
-    )  # their mean is 96.32
+    assert {sizes[f"sd20x10_{i:03d}"] for i in range(1, 101)} == {(20, 10)}
+    assert (sizes["mk01"], sizes["la40_vdata"]) == ((10, 6), (15, 15))
+    assert load_instance("mk01")[2:] == (40, 40)
+    best = [load_instance(kwargs["instance"])[2] for kwargs in SUITES["sd10x5"]]
+    assert sum(best) == 9632  # their mean is 96.32
     for data, published in {"edata": 1.15, "rdata": 2.0}.items():  # eligible machines per operation
         times = [load_instance(kwargs["instance"])[0] for kwargs in SUITES[data]]
-        assert np.mean([(t > 0).sum() / len(t) for t in times]) == pytest.approx(
-            published, abs=0.05
-        )
+        found = np.mean([(t > 0).sum() / len(t) for t in times])
+        assert found == pytest.approx(published, abs=0.05)
 
 
 @pytest.mark.parametrize(
@@ -387,10 +326,8 @@ def test_rules_match_published_makespans():
     found = {rule: costs.mean() for rule, costs in suite_makespans("sd10x5").items()}
     for rule, published in {"SPT": 129.8, "FIFO": 119.4, "MOPNR": 115.4, "MWKR": 113.2}.items():
         assert found[rule] == pytest.approx(published, abs=2), rule
-    assert (
-        found["best_known"] == 96.32
-        and found["MWKR"] < found["MOPNR"] < found["FIFO"] < found["EFT"]
-    )
+    assert found["best_known"] == 96.32
+    assert found["MWKR"] < found["MOPNR"] < found["FIFO"] < found["EFT"]
 
 
 @pytest.mark.parametrize("rule", RULES[:-1])
@@ -422,11 +359,8 @@ def test_random_instances_are_those_of_sd1():
 
 
 def test_sizes_and_kinds_of_random_instances():
-    env, sizes, options = (
-        FlexibleJobShopEnv(jobs=(3, 9), machines=(2, 6), flexibility=(0, 1), deviation=0),
-        [],
-        [],
-    )
+    env = FlexibleJobShopEnv(jobs=(3, 9), machines=(2, 6), flexibility=(0, 1), deviation=0)
+    sizes, options = [], []
     for seed in range(200):
         env.reset(seed=seed)
         sizes.append((env.num_jobs, env.num_machines))
@@ -439,10 +373,8 @@ def test_sizes_and_kinds_of_random_instances():
 
 
 def same_observation(a, b):
-    return (
-        all((x == y).all() for x, y in zip(a["graph"], b["graph"]))
-        and (a["action_mask"] == b["action_mask"]).all()
-    )
+    pairs = [*zip(a["graph"], b["graph"]), (a["action_mask"], b["action_mask"])]
+    return all((x == y).all() for x, y in pairs)
 
 
 def test_seed_determines_the_episode():
@@ -476,9 +408,8 @@ class FirstActions(spaces.Discrete):
 
 @pytest.mark.filterwarnings("ignore:.*")
 def test_gymnasium_checker():
-    env = gym.make(
-        "cleanrl_graph.envs:FlexibleJobShop-v0", disable_env_checker=True, instance="mk01"
-    ).unwrapped
+    name = "cleanrl_graph.envs:FlexibleJobShop-v0"
+    env = gym.make(name, disable_env_checker=True, instance="mk01").unwrapped
     env.action_space = FirstActions(env.action_space.n)
     env.action_space.legal = np.flatnonzero(env.reset(seed=0)[0]["action_mask"])
     check_env(env, skip_render_check=True)
@@ -507,23 +438,21 @@ def test_render():
     assert 0.2 < busy < 1
 
 
+def shop(times, operations):
+    return {"instance": {"times": times, "operations": operations}}
+
+
 @pytest.mark.parametrize(
     "kwargs, message",
     [
         ({"instance": "mk99"}, "Unknown flexible job-shop instance 'mk99'"),
         ({"instance": {"times": [[1, 2]]}}, "'times' and 'operations'"),
-        ({"instance": {"times": [[1, 2]], "operations": [2]}}, "number of operations of each job"),
-        (
-            {"instance": {"times": [[1, 2], [1, 1]], "operations": [2, 0]}},
-            "number of operations of each job",
-        ),
-        ({"instance": {"times": [1, 2], "operations": [2]}}, "number of operations of each job"),
-        (
-            {"instance": {"times": [[1, 2], [0, 0]], "operations": [2]}},
-            "Operation 1 has no machine",
-        ),
-        ({"instance": {"times": [[1, 2.5]], "operations": [1]}}, "whole processing times"),
-        ({"instance": {"times": [[1, -2]], "operations": [1]}}, "whole processing times"),
+        (shop([[1, 2]], [2]), "number of operations of each job"),
+        (shop([[1, 2], [1, 1]], [2, 0]), "number of operations of each job"),
+        (shop([1, 2], [2]), "number of operations of each job"),
+        (shop([[1, 2], [0, 0]], [2]), "Operation 1 has no machine"),
+        (shop([[1, 2.5]], [1]), "whole processing times"),
+        (shop([[1, -2]], [1]), "whole processing times"),
         ({"jobs": (5, 3)}, "jobs must be"),
         ({"machines": 0}, "machines must be"),
         ({"operations": (0, 3)}, "operations must be"),
@@ -563,24 +492,11 @@ def test_a_policy_learns_to_schedule(tmp_path):
     """Edges as actions: after 7,680 decisions the policy is better than a rule on the same 50
     random instances."""
     kwargs = {"jobs": [4, 6], "machines": 3}
-    args = ppo_graph.Args(
-        env_id="envs:FlexibleJobShop-v0",
-        env_kwargs=kwargs,
-        action_head="edges",
-        num_envs=16,
-        num_steps=48,
-        total_timesteps=7_680,
-        learning_rate=2e-3,
-        update_epochs=3,
-        gamma=1.0,
-        gae_lambda=0.98,
-        gnn_dim=32,
-        gnn_layers=2,
-        hidden_dims=(64,),
-        eval_episodes=50,
-        cuda=False,
-        run_dir=str(tmp_path),
-    )
+    flags = dict(env_id="envs:FlexibleJobShop-v0", env_kwargs=kwargs, action_head="edges")
+    flags |= dict(num_envs=16, num_steps=48, total_timesteps=7_680, learning_rate=2e-3)
+    flags |= dict(update_epochs=3, gamma=1.0, gae_lambda=0.98, gnn_dim=32, gnn_layers=2)
+    flags |= dict(hidden_dims=(64,), eval_episodes=50, cuda=False, run_dir=str(tmp_path))
+    args = ppo_graph.Args(**flags)
     rows = services.run(ppo_graph, args, checkpoint_every=0)
     found = np.mean([row["return"] for row in rows])
     env, returns = FlexibleJobShopEnv(**kwargs), {rule: [] for rule in ("MWKR", "random")}

@@ -35,9 +35,8 @@ ignore_scalar_warning = pytest.mark.filterwarnings("ignore:.*Casting input x to 
 
 
 def make(**kwargs):
-    return gym.make(
-        "cleanrl_graph.envs:GraphExplore-v0", disable_env_checker=True, **kwargs
-    ).unwrapped
+    env = gym.make("cleanrl_graph.envs:GraphExplore-v0", disable_env_checker=True, **kwargs)
+    return env.unwrapped
 
 
 def flat(observation):
@@ -78,14 +77,9 @@ def test_geometric_graph(n, radius_degree):
         linked = geometric_graph(points, radius_degree)
         assert (linked == linked.T).all() and not linked.diagonal().any()
         distance = np.linalg.norm(points[:, None] - points, axis=2)
-        close = {
-            (i, j)
-            for i, j in np.argwhere(distance < np.sqrt(radius_degree / np.pi / n)).tolist()
-            if i < j
-        }
-        assert {(i, j) for i, j in np.argwhere(linked).tolist() if i < j} == close | spanning_tree(
-            points
-        )
+        pairs = lambda matrix: {(i, j) for i, j in np.argwhere(matrix).tolist() if i < j}
+        close = pairs(distance < np.sqrt(radius_degree / np.pi / n))
+        assert pairs(linked) == close | spanning_tree(points)
         hops, parent = hops_from(1, linked)
         assert hops[1] == 0 and parent[1] == 1
         others = np.arange(n) != 1
@@ -114,16 +108,13 @@ def test_observation_shows_the_node_and_its_neighbours(kwargs):
         assert nodes[0, DEGREE] * 4 == k - 1 and (nodes[:, DEGREE] > 0).all()
         assert (nodes[:, TIME] == np.float32(env.num_steps / env.episode_length)).all()
         assert ids[nodes[:, PREVIOUS] == 1].tolist() == ([] if previous is None else [previous])
-        assert sorted(links.tolist()) == sorted(
-            [[0, j] for j in range(1, k)] + [[j, 0] for j in range(1, k)]
-        )
-        assert (
-            name_of.setdefault(env.current, ids[0]) == ids[0]
-        )  # the same name, the same neighbours
+        both = [[[0, j], [j, 0]] for j in range(1, k)]
+        assert sorted(links.tolist()) == sorted(sum(both, []))
+        # The same name, the same neighbours
+        assert name_of.setdefault(env.current, ids[0]) == ids[0]
         assert neighbours_of.setdefault(ids[0], ids[1:].tolist()) == ids[1:].tolist()
-        assert set(np.flatnonzero(env.place[env.current] >= 0)) == set(
-            env.rows[np.isin(env.node_ids, ids)]
-        )
+        near = set(np.flatnonzero(env.place[env.current] >= 0))
+        assert near == set(env.rows[np.isin(env.node_ids, ids)])
 
         action = int(rng.integers(k + 1))  # the own row and one beyond the last are no moves
         goal = ids[action] if 0 < action < k else ids[0]
@@ -158,12 +149,7 @@ def test_visit_pays_for_discoveries_only():
     assert reward == 0.1 and env.visited == {env.start, env.current}
     back = observation["node_ids"].tolist().index(home)
     assert env.step(back)[1] == 0  # the start is known
-    assert (
-        env.step(1)[1] == 0
-        and env.step(0)[1] == 0
-        and env.step(10_000)[1] == 0
-        and env.step(-1)[1] == 0
-    )
+    assert [env.step(action)[1] for action in (1, 0, 10_000, -1)] == [0] * 4
 
 
 def way_to(env, goal):
@@ -171,10 +157,8 @@ def way_to(env, goal):
     hops, _ = hops_from(goal, env.place >= 0)
     node, actions = env.start, []
     while node != goal:
-        node, last = (
-            next(w for w in np.flatnonzero(env.place[node] > 0) if hops[w] == hops[node] - 1),
-            node,
-        )
+        near = np.flatnonzero(env.place[node] > 0)
+        last, node = node, next(w for w in near if hops[w] == hops[node] - 1)
         actions.append(int(env.place[last, node]))
     return actions
 
@@ -239,21 +223,15 @@ def test_find_target_decoys_and_cue():
         if not terminated:
             assert reward == (-0.51 if decoy not in before else -0.01)
             env.step(1)
-            back = [
-                i
-                for i, name in enumerate(
-                    env.rows[env.first_row[env.current] : env.first_row[env.current + 1]]
-                )
-                if name == decoy
-            ]
-            assert env.step(back[0])[1] == -0.01  # a decoy costs once
+            own = env.rows[env.first_row[env.current] : env.first_row[env.current + 1]]
+            back = own.tolist().index(decoy)
+            assert env.step(back)[1] == -0.01  # a decoy costs once
 
         env.reset(seed=seed)
         rewards = [env.step(action)[1:3] for action in way_to(env, env.target)]
         if not set(decoys) & env.visited:
-            assert sum(reward for reward, _ in rewards) == pytest.approx(
-                1 - 0.01 * env.hops[env.target]
-            )
+            total = sum(reward for reward, _ in rewards)
+            assert total == pytest.approx(1 - 0.01 * env.hops[env.target])
         assert [terminated for _, terminated in rewards] == [False] * (len(rewards) - 1) + [True]
 
 

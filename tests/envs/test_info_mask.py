@@ -19,16 +19,13 @@ from cleanrl_graph.envs.wrappers import InfoActionMask
 from cleanrl_graph.services import command
 
 A, B = np.array([1, 0, 1], np.int8), np.array([0, 1], np.int8)
+ROWS = spaces.MultiDiscrete([[3, 2], [2, 3]])
 PAIR = spaces.Tuple((spaces.Discrete(3), spaces.Discrete(2, start=4)))
 MIXED = spaces.Tuple((spaces.Discrete(3), vector(2), spaces.MultiBinary(2), spaces.Discrete(2)))
 FORMATS = {  # action space, mask, its entries
     "list": (spaces.Discrete(3, start=7), [True, False, True], [1, 0, 1]),
     "parts": (spaces.MultiDiscrete([3, 2]), (A, B), [1, 0, 1, 0, 1]),
-    "rows": (
-        spaces.MultiDiscrete([[3, 2], [2, 3]]),
-        ((A, B), (B, A)),
-        [1, 0, 1, 0, 1, 0, 1, 1, 0, 1],
-    ),
+    "rows": (ROWS, ((A, B), (B, A)), [1, 0, 1, 0, 1, 0, 1, 1, 0, 1]),
     "None allows all": (PAIR, (None, B), [1, 1, 1, 0, 1]),
     "mixed": (MIXED, (A, None, None, B), [1, 0, 1, 1, 1, 1, 1, 0, 1]),
     "only the discrete parts": (MIXED, (A, B), [1, 0, 1, 1, 1, 1, 1, 0, 1]),
@@ -48,9 +45,8 @@ class Masked(gym.Env):
 
     def observe(self):
         mask = self.masks[min(self.num, len(self.masks) - 1)]
-        return np.array([self.num], np.float32), {} if isinstance(mask, str) else {
-            "action_mask": mask
-        }
+        info = {} if isinstance(mask, str) else {"action_mask": mask}
+        return np.array([self.num], np.float32), info
 
     def reset(self, *, seed=None, options=None):
         self.num, self.t = self.num + 1, 0
@@ -97,23 +93,16 @@ class InfoMask(gym.Env):
 
     def mask(self):
         self.allowed = self.np_random.integers(3), self.np_random.integers(2)
-        return {
-            "action_mask": tuple(np.eye(n, dtype=np.int8)[a] for n, a in zip((3, 2), self.allowed))
-        }
+        parts = [np.eye(n, dtype=np.int8)[a] for n, a in zip((3, 2), self.allowed)]
+        return {"action_mask": tuple(parts)}
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         return np.zeros(1, np.float32), self.mask()
 
     def step(self, action):
-        reward = float(tuple(action) == self.allowed)
-        return (
-            np.zeros(1, np.float32),
-            reward,
-            False,
-            bool(self.np_random.random() < 0.2),
-            self.mask(),
-        )
+        reward, is_late = float(tuple(action) == self.allowed), self.np_random.random() < 0.2
+        return np.zeros(1, np.float32), reward, False, bool(is_late), self.mask()
 
 
 gym.register("InfoMask-v0", entry_point=InfoMask)
@@ -144,20 +133,11 @@ def test_keys_keep_their_meaning():
             return {"g": graph, "node_ids": np.array([5, 9])}, super().observe()[1]
 
     ids = spaces.Sequence(spaces.Box(0, 9, (), np.int64), stack=True)
-    envs = make_envs(
-        [
-            lambda: InfoActionMask(
-                Ids([A], observation_space=spaces.Dict(g=graph_space(), node_ids=ids))
-            )
-        ]
-    )
+    space = spaces.Dict(g=graph_space(), node_ids=ids)
+    envs = make_envs([lambda: InfoActionMask(Ids([A], observation_space=space))])
     groups = {leaf.path: leaf.group for leaf in envs.leaves}
-    assert groups == {
-        "g.nodes": "g.nodes",
-        "g.edge_links": "g.edge_links",
-        "node_ids": "node_ids",
-        "action_mask": "",
-    }
+    own = {name: name for name in ("g.nodes", "g.edge_links", "node_ids")}
+    assert groups == own | {"action_mask": ""}
     assert envs.named == {"node_ids": "g.nodes"}
     assert arrays_of(envs.reset(0).obs, envs)["action_mask"].tolist() == [[1, 0, 1]]
 
@@ -186,29 +166,22 @@ def test_masks_belong_to_their_observations(workers, truncated):
                 shown.append((arrays["obs"].item(), arrays["action_mask"][0].tolist()))
         step = envs.step([2])
     envs.close()
-    assert seen == [
-        (n, table[n].tolist()) for n in (0, 1, 2, 4, 5, 6, 8, 9)
-    ]  # 3 and 7 are last observations
-    assert finals == [(n, table[n].tolist()) for n in (3, 7)] * truncated
+    rows = lambda *numbers: [(n, table[n].tolist()) for n in numbers]
+    assert seen == rows(0, 1, 2, 4, 5, 6, 8, 9)  # 3 and 7 are last observations
+    assert finals == rows(3, 7) * truncated
 
 
+THREE = spaces.Discrete(3)
+DECLARED = r"where dtype int8, shape \({},\) is declared"
 FAULTS = {  # masks of the first four observations, what the error says of the third one, of step 2
-    "too long": (
-        [A, A, [1, 0, 1, 1]],
-        spaces.Discrete(3),
-        r"dtype int64, shape \(4,\) where dtype int8, shape \(3,\) is declared",
-    ),
+    "too long": ([A, A, [1, 0, 1, 1]], THREE, rf"dtype int64, shape \(4,\) {DECLARED.format(3)}"),
     "too few parts": (
         [(A, B), (A, B), (A,)],
         PAIR,
-        r"dtype int8, shape \(3,\) where dtype int8, shape \(5,\) is declared",
+        rf"dtype int8, shape \(3,\) {DECLARED.format(5)}",
     ),
-    "fractions": (
-        [A, A, A / 2],
-        spaces.Discrete(3),
-        r"dtype float64, shape \(3,\) where dtype int8, shape \(3,\) is declared",
-    ),
-    "missing": ([A, A, "no"], spaces.Discrete(3), "cannot be read: KeyError 'action_mask'"),
+    "fractions": ([A, A, A / 2], THREE, rf"dtype float64, shape \(3,\) {DECLARED.format(3)}"),
+    "missing": ([A, A, "no"], THREE, "cannot be read: KeyError 'action_mask'"),
 }
 
 
@@ -217,16 +190,12 @@ FAULTS = {  # masks of the first four observations, what the error says of the t
 def test_faults_are_named(fault, workers):
     """Env, leaf, step and value."""
     masks, action_space, sentence = FAULTS[fault]
-    envs = make_envs(
-        [partial(wrapped, masks[: 1 if i == 0 else None], action_space) for i in range(2)], workers
-    )
-    try:
+    makers = [partial(wrapped, own, action_space) for own in (masks[:1], masks)]
+    with contextlib.closing(make_envs(makers, workers)) as envs:
         envs.reset(0)
         envs.step([0, 0])
         with pytest.raises(UsageErrors, match="^env 1, leaf 'action_mask', step 2: " + sentence):
             envs.step([0, 0])
-    finally:
-        envs.close()
 
 
 @pytest.mark.parametrize("truncated", [True, False])
@@ -242,26 +211,19 @@ def test_no_mask_is_needed_where_an_episode_is_over(truncated):
 
 
 gym.register("Masked-v0", entry_point=Masked)
-gym.register(
-    "MaskedBox-v0", entry_point=Masked, kwargs={"masks": [[1, 0]], "action_space": vector(2)}
-)
+BOX = {"masks": [[1, 0]], "action_space": vector(2)}
+gym.register("MaskedBox-v0", entry_point=Masked, kwargs=BOX)
 
 
-def test_masks_that_come_too_late(tmp_path):
-    """Masks that the first reset does not have are an error and are not ignored."""
+def test_masks_that_cannot_be_used(tmp_path):
+    """Those that the first reset does not have are an error and are not ignored; in a Box there is
+    nothing to mask."""
     masks = {"masks": ["no", "no", "no", [1, 0, 1]]}  # the first two are those of two resets
-    with pytest.raises(
-        UsageErrors, match="env 0, step 2: info has an action_mask, the first reset"
-    ):
+    words = "env 0, step 2: info has an action_mask, the first reset"
+    with pytest.raises(UsageErrors, match=words):
         run(tmp_path, env_id="Masked-v0", env_kwargs=masks)
-
-
-def test_masks_for_actions_without_options(tmp_path):
-    """There is nothing to mask in a Box."""
-    with pytest.raises(
-        (gym.error.Error, *UsageErrors),
-        match=r"info\['action_mask'\].*Box.* has no part",
-    ):
+    words = r"info\['action_mask'\].*Box.* has no part"
+    with pytest.raises((gym.error.Error, *UsageErrors), match=words):
         run(tmp_path, env_id="MaskedBox-v0")
 
 
@@ -330,9 +292,8 @@ def test_masks_under_other_names(kwargs, note, workers, tmp_path, capfd):
     err = capfd.readouterr().err
     assert err.count("the mask of actions is ") == 1 and f"{note}, 6 entries\n" in err
     if workers == 0 or kwargs["place"] == "method":
-        ran = run(
-            tmp_path, env_id="Elsewhere-v0", env_kwargs=kwargs, num_workers=workers, eval_episodes=3
-        )
+        flags = dict(env_id="Elsewhere-v0", env_kwargs=kwargs, num_workers=workers)
+        ran = run(tmp_path, **flags, eval_episodes=3)
         assert len(ran.rows) == 3 and all(row["return"] == row["length"] for row in ran.rows)
         scalars = ran.scalars
         assert scalars["charts/episodic_return"] == scalars["charts/episodic_length"]
@@ -345,19 +306,17 @@ def services_envs(kwargs, workers=0):
     return command.envs_of(ppo_graph, args)
 
 
+SHORT = dict(place="info", name="mask", form="short")
+LATE = dict(place="info", name="mask", late=True)
+
+
 @pytest.mark.parametrize(
     "kwargs, reason",
     [
-        (
-            dict(place="info", name="mask", form="short"),
-            r"info\['mask'\] has 5 entries, Discrete\(6\) has 6 options",
-        ),
+        (SHORT, r"info\['mask'\] has 5 entries, Discrete\(6\) has 6 options"),
         (dict(place="info", name="action_masks", form="halves"), "not 0 or 1 for each of the 6"),
         (dict(place="obs", name="visited_mask"), "'visited_mask' is another one by its name"),
-        (
-            dict(place="info", name="mask", late=True),
-            r"info\['mask'\], which the first reset had not",
-        ),
+        (LATE, r"info\['mask'\], which the first reset had not"),
     ],
 )
 def test_masks_that_are_not_used(kwargs, reason, capfd):

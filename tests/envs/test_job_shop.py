@@ -70,11 +70,8 @@ class NaiveShop:
             ops = [(j, k) for j, k in heads if self.machines[j][k] == machine]
             if ops:
                 work = sum(self.times[j][k] for j, k in ops)
-                bounds.append(
-                    min(heads[o] for o in ops)
-                    + work
-                    + min(sum(self.times[j][k + 1 :]) for j, k in ops)
-                )
+                tail = min(sum(self.times[j][k + 1 :]) for j, k in ops)
+                bounds.append(min(heads[o] for o in ops) + work + tail)
         return max(bounds), heads
 
 
@@ -105,10 +102,9 @@ def check_graph(env, observation):
     edges, kinds = graph.edge_links, graph.edges
     assert edges.shape == (len(kinds), 2) and edges.dtype == kinds.dtype == np.int64
     assert len({(a, b) for a, b in edges.tolist()}) == len(edges)
-    machine_of, job_of = (
-        env.machine_of.ravel()[env.nodes[:num_ops]],
-        env.nodes[:num_ops] // env.num_machines,
-    )
+    machine_of = env.machine_of.ravel()[env.nodes[:num_ops]]
+    job_of = env.nodes[:num_ops] // env.num_machines
+    is_next = graph.nodes[:, COLUMN["candidate"]] == 1
     assert (np.diff(env.nodes[:num_ops]) > 0).all()
     for (a, b), kind in zip(edges.tolist(), kinds.tolist()):
         if kind == 0:
@@ -119,14 +115,8 @@ def check_graph(env, observation):
             op, hub = (a, b) if kind == 2 else (b, a)
             assert op < num_ops <= hub and env.nodes[hub] - env.times.size == machine_of[op]
         else:
-            both_next = (
-                graph.nodes[a, COLUMN["candidate"]] == graph.nodes[b, COLUMN["candidate"]] == 1
-            )
-            assert (
-                machine_of[a] == machine_of[b]
-                and job_of[a] != job_of[b]
-                and (kind == 2) == both_next
-            )
+            assert machine_of[a] == machine_of[b] and job_of[a] != job_of[b]
+            assert (kind == 2) == (is_next[a] and is_next[b])
     counts = np.bincount(kinds, minlength=4)
     num_jobs_left = len(np.unique(job_of))
     assert counts[0] == counts[1] == num_ops - num_jobs_left
@@ -134,10 +124,8 @@ def check_graph(env, observation):
     if env.machine_edges == "hub":
         assert num_nodes == num_ops + (per_machine > 0).sum() and counts[2] == counts[3] == num_ops
     else:
-        assert (
-            num_nodes == num_ops
-            and counts[2] + counts[3] == (per_machine * (per_machine - 1)).sum()
-        )
+        assert num_nodes == num_ops
+        assert counts[2] + counts[3] == (per_machine * (per_machine - 1)).sum()
 
 
 @settings(max_examples=40, deadline=None)
@@ -151,15 +139,8 @@ def check_graph(env, observation):
     skip=st.booleans(),
 )
 def test_episode_against_plain_loops(jobs, machines, low, seed, dispatch, edges, skip):
-    env = JobShopEnv(
-        jobs=jobs,
-        machines=machines,
-        durations=(low, 9),
-        dispatch=dispatch,
-        machine_edges=edges,
-        skip_forced=skip,
-        reward_unit="time",
-    )
+    rules = dict(dispatch=dispatch, machine_edges=edges, skip_forced=skip, reward_unit="time")
+    env = JobShopEnv(jobs=jobs, machines=machines, durations=(low, 9), **rules)
     observation, info = env.reset(seed=seed)
     assert info == {}
     shop = NaiveShop(env.times, env.machine_of, dispatch)
@@ -174,16 +155,14 @@ def test_episode_against_plain_loops(jobs, machines, low, seed, dispatch, edges,
         assert env.nodes[observation["action_mask"] == 1].tolist() == legal
         bound, heads = shop.bound()
         assert env.bound == bound
-        assert (
-            bound == first_bound - total or size == np.inf
-        )  # the first reward also pays for what reset dispatched
+        # The first reward also pays for what reset dispatched
+        assert bound == first_bound - total or size == np.inf
         check_graph(env, observation)
         assert len(observation["graph"].nodes) < size
         size = len(observation["graph"].nodes)
         now = min(heads[j, k] for j, k in enumerate(shop.next) if k < machines)
-        start = (
-            np.array([heads[divmod(o, machines)] for o in env.nodes[: env.num_left]]) - now
-        ) / env.times.mean()
+        own = np.array([heads[divmod(o, machines)] for o in env.nodes[: env.num_left]])
+        start = (own - now) / env.times.mean()
         found = observation["graph"].nodes[: env.num_left, COLUMN["start"]]
         np.testing.assert_allclose(found, np.minimum(start, job_shop.FEATURE_LIMIT), atol=1e-4)
         action = sample_action(observation, rng)
@@ -201,9 +180,8 @@ def test_episode_against_plain_loops(jobs, machines, low, seed, dispatch, edges,
         for key in {row[axis] for row in shop.schedule}:
             rows = sorted(row[3:] for row in shop.schedule if row[axis] == key)
             assert all(end <= start for (_, end), (start, _) in zip(rows, rows[1:]))
-    assert sorted(row[:2] for row in shop.schedule) == [
-        (j, k) for j in range(jobs) for k in range(machines)
-    ]
+    every = [(j, k) for j in range(jobs) for k in range(machines)]
+    assert sorted(row[:2] for row in shop.schedule) == every
 
 
 @settings(max_examples=30, deadline=None)
@@ -222,11 +200,8 @@ def test_lookahead_shows_a_part_of_the_graph(jobs, machines, seed, lookahead, ed
     (one, _), (other, _) = whole.reset(seed=seed), part.reset(seed=seed)
     rng, terminated = np.random.default_rng(seed), False
     while not terminated:
-        num_ops = whole.times.size
-        shown = [
-            node >= num_ops or node < whole.next_op[node // machines] + lookahead
-            for node in whole.nodes
-        ]
+        is_near = lambda node: node < whole.next_op[node // machines] + lookahead
+        shown = [node >= whole.times.size or is_near(node) for node in whole.nodes]
         links, rank = one["graph"].edge_links, np.cumsum(shown) - 1
         both = np.array(shown)[links].all(axis=1)
         assert np.array_equal(other["graph"].nodes, one["graph"].nodes[shown])
@@ -243,9 +218,8 @@ def test_feature_values_by_hand():
     env = JobShopEnv(instance={"times": [[2, 4], [3, 3]], "machines": [[0, 1], [0, 1]]})
     observation, _ = env.reset(seed=0)
     x = observation["graph"].nodes
-    assert (
-        env.bound == 2 + 7
-    )  # machine 1: earliest head 2, work 7, no tail; machine 0: 0 + 5 + 3; jobs: 6 and 6
+    # machine 1: earliest head 2, work 7, no tail; machine 0: 0 + 5 + 3; jobs: 6 and 6
+    assert env.bound == 2 + 7
     by_name = {name: x[:, column].tolist() for name, column in COLUMN.items()}
     expected = {
         "is_op": [1, 1, 1, 1, 0, 0],
@@ -277,10 +251,9 @@ def test_feature_values_by_hand():
 
 @pytest.mark.parametrize("dispatch", ["active", "nondelay"])
 def test_return_is_relative_to_the_first_bound(dispatch):
+    env = JobShopEnv(jobs=(3, 8), machines=(3, 6), dispatch=dispatch)
     for seed in range(5):
-        total, info, _ = play_random(
-            JobShopEnv(jobs=(3, 8), machines=(3, 6), dispatch=dispatch), seed
-        )
+        total, info, _ = play_random(env, seed)
         cost, bound = info["eval"]["cost"], info["eval"]["lower_bound"]
         assert total == pytest.approx((bound - cost) / bound, abs=1e-9)
 
@@ -323,14 +296,11 @@ def test_benchmark_instances(name):
     }
     family, number = re.fullmatch(r"([a-z]+)(\d+)", name).groups()
     if family == "ta":
-        size = [
-            k for k, v in JobShopEnv.eval_suites.items() if k != "all" and {"instance": name} in v
-        ]
-        assert size == ["ta{}x{}".format(*times.shape)]
+        suites = [k for k, v in JobShopEnv.eval_suites.items() if {"instance": name} in v]
+        assert sorted(suites) == ["all", "ta{}x{}".format(*times.shape)]
     else:
-        assert times.shape == sizes.get(
-            name, groups.get(family, [None] * 9)[(int(number) - 1) // 5]
-        )
+        size = groups.get(family, [None] * 9)[(int(number) - 1) // 5]
+        assert times.shape == sizes.get(name, size)
     env = JobShopEnv(instance=name)
     env.reset(seed=0)
     assert env.first_bound <= lower_bound <= best_known
@@ -349,17 +319,8 @@ def test_taillard_generator():
 
 def test_suites():
     suites = JobShopEnv.eval_suites
-    counts = {
-        "ft": 3,
-        "abz": 5,
-        "yn": 4,
-        "la": 40,
-        "orb": 10,
-        "swv": 20,
-        "ta15x15": 10,
-        "ta100x20": 10,
-        "all": 162,
-    }
+    counts = {"ft": 3, "abz": 5, "yn": 4, "la": 40, "orb": 10, "swv": 20, "all": 162}
+    counts |= {"ta15x15": 10, "ta100x20": 10}
     assert {name: len(suites[name]) for name in counts} == counts
     assert suites["ta20x15"][0] == {"instance": "ta11"} and len(set(ALL_NAMES)) == 162
 
@@ -372,15 +333,11 @@ def test_rules_match_published_gaps():
         best = load_instance(kwargs["instance"])[2]
         for rule, cost in job_shop.rule_makespans(kwargs["instance"], "nondelay").items():
             gaps[rule].append(100 * (cost / best - 1))
-    assert np.mean(gaps["SPT"]) == pytest.approx(21.2, abs=1.5)
-    assert np.mean(gaps["MWKR"]) == pytest.approx(12.7, abs=0.5)
-    assert np.mean(gaps["MOPNR"]) == pytest.approx(13.7, abs=0.5)
-    assert (
-        np.mean(gaps["FDD/MWKR"])
-        < np.mean(gaps["MWKR"])
-        < np.mean(gaps["SPT"])
-        < np.mean(gaps["random"])
-    )
+    mean = {rule: np.mean(values) for rule, values in gaps.items()}
+    assert mean["SPT"] == pytest.approx(21.2, abs=1.5)
+    assert mean["MWKR"] == pytest.approx(12.7, abs=0.5)
+    assert mean["MOPNR"] == pytest.approx(13.7, abs=0.5)
+    assert mean["FDD/MWKR"] < mean["MWKR"] < mean["SPT"] < mean["random"]
 
 
 @pytest.mark.parametrize("rule", RULES[:-1])
@@ -406,10 +363,8 @@ def test_sizes_are_long_tailed():
 
 
 def same_observation(a, b):
-    return (
-        all((x == y).all() for x, y in zip(a["graph"], b["graph"]))
-        and (a["action_mask"] == b["action_mask"]).all()
-    )
+    pairs = [*zip(a["graph"], b["graph"]), (a["action_mask"], b["action_mask"])]
+    return all((x == y).all() for x, y in pairs)
 
 
 def test_machines_are_visited_set_by_set():
@@ -454,9 +409,8 @@ def test_operations_without_duration():
     times, machines = load_instance("orb07")[:2]
     assert (times == 0).any()
     play_random(JobShopEnv(instance="orb07"), 0)
-    total, info, _ = play_random(
-        JobShopEnv(instance={"times": [[0, 0], [0, 0]], "machines": [[0, 1], [1, 0]]}), 0
-    )
+    nothing = {"times": [[0, 0], [0, 0]], "machines": [[0, 1], [1, 0]]}
+    total, info, _ = play_random(JobShopEnv(instance=nothing), 0)
     assert total == 0 and info["eval"]["cost"] == 0
 
 

@@ -57,15 +57,9 @@ class Arena:
         self.t += 1
         seen = dict.fromkeys([*self.agents, *agents])
         rewards = {agent: self.names.index(agent) + float(actions[agent]) for agent in self.agents}
-        result = (
-            {agent: self.observe(agent) for agent in seen},
-            rewards,
-            {agent: agent in terminated for agent in self.agents},
-            {agent: agent in truncated for agent in self.agents},
-            {},
-        )
+        ends = [{agent: agent in who for agent in self.agents} for who in (terminated, truncated)]
         self.agents = list(agents)
-        return result
+        return {agent: self.observe(agent) for agent in seen}, rewards, *ends, {}
 
     def render(self):
         return np.full((4, 4, 3), self.t, np.uint8)
@@ -188,28 +182,19 @@ def test_the_whole_environment_is_truncated(terminated, truncated, ids):
 # ---- Kinds of agents ----
 def test_kinds_with_other_lengths_and_actions():
     """Padded, one-hot kind at the end; a mask for the kind with fewer actions."""
-    env = make(
-        knight=(vector(4, high=9), spaces.Discrete(4)),
-        archer=(vector(2, high=9), spaces.Discrete(2)),
-    )
+    archer = vector(2, high=9), spaces.Discrete(2)
+    env = make(knight=(vector(4, high=9), spaces.Discrete(4)), archer=archer)
     obs, _ = env.reset()
     assert obs in env.observation_space and env.action_space == spaces.Sequence(spaces.Discrete(4))
-    assert obs["agents"].tolist() == [
-        [0, 0, 0, 0, 1, 0],
-        [0, 1, 0, 0, 1, 0],
-        [0, 2, 0, 0, 0, 1],
-        [0, 3, 0, 0, 0, 1],
-    ]
+    rows = [[0, k, 0, 0, *([1, 0] if k < 2 else [0, 1])] for k in range(4)]
+    assert obs["agents"].tolist() == rows
     assert obs["action_mask"].tolist() == [[1, 1, 0, 0]] * 2 + [[1] * 4] * 2
 
 
 def test_actions_that_start_elsewhere():
     same = vector(3, high=9)
-    env = make(
-        knight=(same, spaces.Discrete(2, start=5)),
-        archer=(same, spaces.Discrete(3)),
-        steps=[([], [], [])],
-    )
+    knight, archer = (same, spaces.Discrete(2, start=5)), (same, spaces.Discrete(3))
+    env = make(knight=knight, archer=archer, steps=[([], [], [])])
     env.reset()
     act(env, 0, 2, 0, 1)
     assert env.parallel_env.actions == [{A0: 0, A1: 2, K0: 5, K1: 6}]
@@ -225,29 +210,19 @@ def test_images_of_several_kinds():
     assert obs["agents"]["kind"].tolist() == [0, 0, 1, 1]
 
 
-@pytest.mark.parametrize(
-    "knight, archer, said",
-    [
+def test_kinds_that_do_not_fit():
+    two = vector(2), spaces.Discrete(2)
+    for knight, archer, said in (
+        (two, (vector(2, 2), two[1]), "must have vectors .*'archer_0' has Box.*'knight_0' has Box"),
         (
-            (vector(2), spaces.Discrete(2)),
-            (vector(2, 2), spaces.Discrete(2)),
-            r"must have vectors .*'archer_0' has Box.*'knight_0' has Box",
-        ),
-        (
-            (vector(2), spaces.Discrete(2)),
+            two,
             (vector(2), vector(2)),
             r"must have Discrete ones: 'archer_0' has Box.*'knight_0' has Discrete\(2\)",
         ),
-        (
-            (spaces.Text(5), spaces.Discrete(2)),
-            (vector(2), spaces.Discrete(2)),
-            r"agent 'knight_0': observations Text",
-        ),
-    ],
-)
-def test_kinds_that_do_not_fit(knight, archer, said):
-    with pytest.raises(gym.error.Error, match=said):
-        make(knight=knight, archer=archer)
+        ((spaces.Text(5), two[1]), two, "agent 'knight_0': observations Text"),
+    ):
+        with pytest.raises(gym.error.Error, match=said):
+            make(knight=knight, archer=archer)
 
 
 def test_a_kind_that_appears_later():
@@ -341,11 +316,8 @@ def test_functions_that_are_wrong():
 def test_rows_of_a_graph_are_flat():
     """A Dict of each agent, as a graph's nodes."""
     space = spaces.Box(0, 255, (2, 2), np.uint8)
-    env = make(
-        graph="complete",
-        knight=(space, spaces.Discrete(2)),
-        archer=(space, spaces.Discrete(3)),
-    )
+    kinds = dict(knight=(space, spaces.Discrete(2)), archer=(space, spaces.Discrete(3)))
+    env = make(graph="complete", **kinds)
     obs, _ = env.reset()
     assert obs in env.observation_space and obs["graph"].nodes.shape == (4, 6)
     assert obs["graph"].nodes[:, :2].tolist() == [[1, 0], [1, 0], [0, 1], [0, 1]]
@@ -396,12 +368,8 @@ def test_mistakes_of_environments_and_callers(monkeypatch):
 
 
 def test_render_and_close():
-    env = gym.make(
-        "cleanrl_graph.envs:PettingZoo-v0",
-        env="arena",
-        render_mode="rgb_array",
-        disable_env_checker=True,
-    )
+    flags = dict(render_mode="rgb_array", disable_env_checker=True)
+    env = gym.make("cleanrl_graph.envs:PettingZoo-v0", env="arena", **flags)
     env.reset(seed=1)
     inner = env.unwrapped.parallel_env
     assert inner.render_mode == "rgb_array" and env.metadata["render_fps"] == 7
@@ -497,15 +465,9 @@ def test_battle(graph):
 @pytest.mark.parametrize("graph", [None, "complete"])
 def test_training(graph, tmp_path):
     """A joint action of all agents, with their mean reward."""
-    kwargs = {"env": "arena:battle", "graph": graph}
-    kwargs = {key: value for key, value in kwargs.items() if value}
-    result = run(
-        tmp_path,
-        env_id="cleanrl_graph.envs:PettingZoo-v0",
-        env_kwargs=kwargs,
-        num_steps=30,
-        total_timesteps=180,
-    )
+    kwargs = {"env": "arena:battle"} | ({"graph": graph} if graph else {})
+    flags = dict(env_id="cleanrl_graph.envs:PettingZoo-v0", env_kwargs=kwargs)
+    result = run(tmp_path, **flags, num_steps=30, total_timesteps=180)
     assert "charts/episodic_return" in result.scalars
     mismatch = result.scalars["debug/collection_mismatch"]
     assert max(value for _, value in mismatch) < 1e-5
@@ -565,12 +527,6 @@ def test_simple_tag(mpe2):
 
 def test_simple_spread_is_trained(mpe2, tmp_path):
     kwargs = {"env": "mpe2.simple_spread_v3", "graph": "complete", "max_cycles": 5}
-    result = run(
-        tmp_path,
-        script=ppo_graph,
-        env_id="envs:PettingZoo-v0",
-        env_kwargs=kwargs,
-        num_workers=2,
-        checkpoint_every=1,
-    )
+    flags = dict(env_id="envs:PettingZoo-v0", env_kwargs=kwargs, num_workers=2)
+    result = run(tmp_path, script=ppo_graph, **flags, checkpoint_every=1)
     assert all(value == 5 for _, value in result.scalars["charts/episodic_length"])

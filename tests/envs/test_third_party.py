@@ -71,12 +71,10 @@ def test_missing_package_is_named(module, monkeypatch, tmp_path):
     """Without ale-py or opencv the run says what to install, and everything else can be
     imported."""
     for name in ("ale_py", "cv2"):
-        monkeypatch.setitem(
-            sys.modules, name, None if name == module else sys.modules.get(name, sys)
-        )
-    with pytest.raises(
-        Exception, match=f"module {module}.* pip install ale-py opencv-python-headless"
-    ):
+        found = None if name == module else sys.modules.get(name, sys)
+        monkeypatch.setitem(sys.modules, name, found)
+    words = f"module {module}.* pip install ale-py opencv-python-headless"
+    with pytest.raises(Exception, match=words):
         run(tmp_path, env_id="envs:Atari-v0")
 
 
@@ -89,9 +87,8 @@ def test_a_life_is_an_episode(fake):
     assert game.pressed == [1, 2] and game.num_games == 1 and first.max() == 2
     for _ in range(12):
         obs, reward, terminated, truncated, info = env.step(3)
-        assert (
-            reward == 1.0 and not truncated and obs.shape == (84, 84, 1) and obs.dtype == np.uint8
-        )
+        assert reward == 1.0 and not truncated
+        assert obs.shape == (84, 84, 1) and obs.dtype == np.uint8
         if terminated:
             ends.append((game.t, info))
             env.reset()
@@ -136,16 +133,12 @@ def test_frames(fake):
     fake(limit=5)
     env = atari.AtariEnv(frames=3)
     obs, _ = env.reset(seed=0)
-    assert obs.shape == env.observation_space.shape == (84, 84, 3) and obs[0, 0].tolist() == [
-        2,
-        2,
-        2,
-    ]
+    assert obs.shape == env.observation_space.shape == (84, 84, 3)
+    assert obs[0, 0].tolist() == [2, 2, 2]
     assert env.step(0)[0][0, 0].tolist() == [2, 2, 3]
     assert env.step(0)[3:] == (False, {"lives": 2}) and env.game.t == 4
-    assert (
-        env.reset()[0][0, 0].tolist() == [2, 2, 2] and env.game.num_games == 2
-    )  # its no-op met the limit
+    # Its no-op met the limit
+    assert env.reset()[0][0, 0].tolist() == [2, 2, 2] and env.game.num_games == 2
     assert [env.step(0)[3] for _ in range(3)] == [False, False, True]
     with pytest.raises(ValueError, match="frames 0"):
         atari.AtariEnv(frames=0)
@@ -155,25 +148,13 @@ def test_frames(fake):
 def test_log_has_the_score_of_whole_games(fake, workers, tmp_path):
     """What is logged and evaluated is the raw return and length of whole games, not of clipped
     lives."""
-    flags = dict(
-        env_id="envs:Atari-v0",
-        num_envs=2,
-        num_steps=16,
-        total_timesteps=64,
-        num_workers=workers,
-        obs_shifts="-1:0",
-        action_shifts="",
-        reward_shifts="",
-        eval_episodes=2,
-    )
+    flags = dict(env_id="envs:Atari-v0", num_envs=2, num_steps=16, total_timesteps=64)
+    flags |= dict(obs_shifts="-1:0", action_shifts="", reward_shifts="")
+    flags |= dict(num_workers=workers, eval_episodes=2)
     rows, log, *_ = run(tmp_path, ppo_framestack, **flags)
     assert [(row["return"], row["length"]) for row in rows] == [(60.0, 12)] * 2
-    values = [value for _, value in log["charts/episodic_return"]]
-    assert (
-        values
-        and set(values) == {60.0}
-        and {value for _, value in log["charts/episodic_length"]} == {12.0}
-    )
+    assert {value for _, value in log["charts/episodic_return"]} == {60.0}
+    assert {value for _, value in log["charts/episodic_length"]} == {12.0}
     assert max(value for _, value in log["debug/collection_mismatch"]) < 1e-5
 
 
@@ -213,19 +194,12 @@ class Counts(gym.Env):
         return np.zeros(2, np.float32), 2.0, True, False, self.info
 
 
-@pytest.mark.parametrize("value", [7, {"number": 7}, None])
-def test_other_meanings_of_info_episode(value):
-    """An "episode" in info that is no such record changes nothing."""
-    envs = helpers.make_envs([partial(Counts, {"episode": value})])
-    envs.reset(0)
-    assert envs.step([0]).infos == [(0, {"episode": {"r": 2.0, "l": 1}})]
-
-
-@pytest.mark.parametrize("lives", [0, 2])
-def test_other_meanings_of_info_lives(lives):
-    """Lives of an environment whose returns are not recorded inside are only a number: its
-    episodes are whole ones."""
-    envs = helpers.make_envs([partial(Counts, {"lives": lives})])
+@pytest.mark.parametrize("value", [7, {"number": 7}, None, 0, 2])
+@pytest.mark.parametrize("name", ["episode", "lives"])
+def test_other_meanings_of_info(name, value):
+    """An "episode" in info that is no such record changes nothing. Lives of an environment whose
+    returns are not recorded inside are only a number: its episodes are whole ones."""
+    envs = helpers.make_envs([partial(Counts, {name: value})])
     envs.reset(0)
     assert envs.step([0]).infos == [(0, {"episode": {"r": 2.0, "l": 1}})]
 
@@ -250,9 +224,10 @@ def play(envs, num_steps, rng):
         for arrays in envs.rows:
             mask = [array for leaf, array in zip(envs.leaves, arrays) if leaf.path == "action_mask"]
             envs.action_space.seed(int(rng.integers(2**31)))
-            actions.append(
-                int(rng.choice(np.flatnonzero(mask[0]))) if mask else envs.action_space.sample()
-            )
+            if mask:
+                actions.append(int(rng.choice(np.flatnonzero(mask[0]))))
+            else:
+                actions.append(envs.action_space.sample())
         steps.append(envs.step(actions))
     return steps
 
@@ -277,9 +252,8 @@ def test_minigrid_text_is_read():
 def test_minigrid_wrapped(name, tmp_path):
     """MiniGrid with its own wrappers through a module that registers ids."""
     need("minigrid")
-    log = run(
-        tmp_path, ppo_lstm_sparse, env_id=f"minigrid_wrapped:MiniGrid{name}-v0", lstm_dim=8
-    ).scalars
+    env_id = f"minigrid_wrapped:MiniGrid{name}-v0"
+    log = run(tmp_path, ppo_lstm_sparse, env_id=env_id, lstm_dim=8).scalars
     assert max(value for _, value in log["debug/collection_mismatch"]) < 1e-5
 
 
@@ -288,19 +262,16 @@ def test_job_shop_lib(kwargs):
     """Graphs that shrink, masks that allow what they allow, a return of minus the makespan, seeds
     that repeat."""
     need("job_shop_lib")
-    first, second = (
-        play(make_envs("job_shop_lib_graphs:JobShopLib-v0", **kwargs), 80, np.random.default_rng(0))
-        for _ in range(2)
-    )
+    make = partial(make_envs, "job_shop_lib_graphs:JobShopLib-v0", **kwargs)
+    first, second = (play(make(), 80, np.random.default_rng(0)) for _ in range(2))
     for a, b in zip(first, second):
         assert all(map(np.array_equal, a.obs.values, b.obs.values))
     infos = [info for step in first for _, info in step.infos]
     assert infos and all(info["episode"]["r"] == -info["eval"]["cost"] for info in infos)
     if kwargs.get("instance"):
-        assert all(
-            info["episode"]["l"] == 36 and info["eval"]["cost"] >= info["eval"]["best_known"] == 55
-            for info in infos
-        )
+        for info in infos:
+            assert info["episode"]["l"] == 36
+            assert info["eval"]["cost"] >= info["eval"]["best_known"] == 55
     assert len({num[0] for step in first for num in step.obs.counts.values()}) > 3
 
 
@@ -311,43 +282,23 @@ def test_all_of_popgym(part, tmp_path):
     need("popgym")
     ids = sorted(env_id for env_id in gym.registry if env_id.startswith("popgym-"))
     assert len(ids) >= 40  # 48 with mazelib
-    for k, env_id in enumerate(
-        env_id for env_id in ids if env_id.endswith("Easy-v0") == (part == 0)
-    ):
-        log = run(
-            tmp_path / str(k),
-            ppo_lstm_sparse,
-            env_id=f"popgym:{env_id}",
-            num_envs=2,
-            num_steps=30,
-            lstm_dim=8,
-            num_minibatches=1,
-            update_epochs=1,
-            total_timesteps=60,
-        ).scalars
+    flags = dict(num_envs=2, num_steps=30, lstm_dim=8, num_minibatches=1, update_epochs=1)
+    for env_id in [name for name in ids if name.endswith("Easy-v0") == (part == 0)]:
+        own = dict(env_id=f"popgym:{env_id}", total_timesteps=60)
+        log = run(tmp_path / env_id, ppo_lstm_sparse, **own, **flags).scalars
         assert log["debug/collection_mismatch"][0][1] < 1e-5, env_id
 
 
 # ---- The table ----
 def write_run(folder, name, env_id, mismatch, returns, package=("minigrid", "3.2.0"), **more):
-    settings = {
-        "env_id": env_id,
-        "command": "python cleanrl_graph/ppo_graph.py",
-        "versions": dict([package]),
-        "steps": 1024,
-        "SPS": 500,
-        "collection_mismatch": mismatch,
-        "eval": None,
-        "exit_code": 0,
-        "cpu": "c",
-        "started": "2026-01-01T",
-        "duration": 60.0,
-    }
+    settings = {"env_id": env_id, "command": "python cleanrl_graph/ppo_graph.py", "cpu": "c"}
+    settings |= {"versions": dict([package]), "steps": 1024, "SPS": 500, "eval": None}
+    settings |= {"collection_mismatch": mismatch, "exit_code": 0, "duration": 60.0}
+    settings |= {"started": "2026-01-01T"}
     (folder / f"{name}.json").write_text(json.dumps(settings | more))
-    rows = [f"{10 * k},{k}.0,{ret},10,500,{num}" for k, (ret, num) in enumerate(returns)]
-    (folder / f"{name}.csv").write_text(
-        "\n".join(["step,wall_time,return,length,SPS,episodes", *rows]) + "\n"
-    )
+    rows = ["step,wall_time,return,length,SPS,episodes"]
+    rows += [f"{10 * k},{k}.0,{ret},10,500,{num}" for k, (ret, num) in enumerate(returns)]
+    (folder / f"{name}.csv").write_text("\n".join(rows) + "\n")
 
 
 def test_table_of_third_party_runs(tmp_path, monkeypatch):
@@ -370,9 +321,8 @@ def test_table_of_third_party_runs(tmp_path, monkeypatch):
     args = third_party.Args(results=str(tmp_path), episodes=4, plot=False)
     assert third_party.main(args) == 1  # C-v0 has failed
     text = (tmp_path / "third_party" / "table.md").read_text()
-    assert (
-        "| minigrid | 3.2.0 | A-v0 | ppo_graph.py | 1,024 | 500 | 2.0e-07 | 0.375 | 0.75 |" in text
-    )
+    line = "| minigrid | 3.2.0 | A-v0 | ppo_graph.py | 1,024 | 500 | 2.0e-07 | 0.375 | 0.75 |"
+    assert line in text
     assert "greedy 20.0%" in text and "- **minigrid**: Theirs." in text and "C-v0" not in text
     write_run(runs, "pop_b", "popgym:C-v0", 3e-7, [])
     assert third_party.main(args) == 0

@@ -73,14 +73,10 @@ def test_poisson_graph_optimum_from_the_observation_alone(hops):
     assert mean_return(env, best, 30) == env.episode_length
 
 
-@pytest.mark.parametrize(
-    "env_id, key, optimum",
-    [
-        ("BestOfSet-v0", "set", 5),
-        ("BestOfSet-v0", "avail_actions", 5),
-        ("MatchGoal-v0", "avail_actions", 12),
-    ],
-)
+BEST = ("BestOfSet-v0", "avail_actions", 5), ("MatchGoal-v0", "avail_actions", 12)
+
+
+@pytest.mark.parametrize("env_id, key, optimum", [("BestOfSet-v0", "set", 5), *BEST])
 def test_best_of_set_optimum_from_the_observation_alone(env_id, key, optimum):
     env = make(env_id, key=key, **({} if env_id == "MatchGoal-v0" else {"episode_length": 5}))
 
@@ -114,19 +110,16 @@ def test_nearest_to_marked_optimum_from_the_observation_alone():
 def test_random_policy_scores_low(env_id, kwargs):
     env = make(env_id, **kwargs)
     rng = np.random.default_rng(1)
-    score = (
-        mean_return(env, lambda o: random_action(env, o, rng), 4000 // env.episode_length)
-        / env.episode_length
-    )
+    length = env.episode_length
+    score = mean_return(env, lambda o: random_action(env, o, rng), 4000 // length) / length
     assert 0.05 < score < 0.4
 
 
 def test_node_features_without_edges_do_not_solve_poisson_graph():
     env = make("PoissonGraph-v0")
     for sign in (1, -1):  # flagged first, unflagged first
-        score = mean_return(
-            env, lambda o: (o["action_mask"] * (2 + sign * o["graph"].nodes[:, 0])).argmax(), 250
-        )
+        worth = lambda o: o["action_mask"] * (2 + sign * o["graph"].nodes[:, 0])
+        score = mean_return(env, lambda o: worth(o).argmax(), 250)
         assert score / env.episode_length < 0.4
 
 
@@ -172,9 +165,8 @@ def flat(observation):
     arrays = []
     for key in sorted(observation):
         parts = observation[key] if isinstance(observation[key], tuple) else [observation[key]]
-        arrays += [
-            (key, part.dtype.str, part.shape, part.tobytes()) for part in parts if part is not None
-        ]
+        for part in [part for part in parts if part is not None]:
+            arrays.append((key, part.dtype.str, part.shape, part.tobytes()))
     return pickle.dumps(arrays)
 
 
@@ -200,6 +192,7 @@ def test_seed_fixes_everything(env_id, kwargs):
 
 
 # Pickled copies of all shipped environments: what exact resume rests on
+IN_TIME = {"reward_unit": "time", "max_episode_steps": 30}
 SHIPPED = ENVS + [
     ("StatelessCartPole-v1", {}),
     ("StatelessCartPole-v1", {"max_episode_steps": 9}),
@@ -209,15 +202,7 @@ SHIPPED = ENVS + [
     ("GraphExplore-v0", {}),
     ("GraphExplore-v0", {"task": "find", "num_nodes": (8, 20), "episode_length": 20}),
     ("JobShop-v0", {}),
-    (
-        "JobShop-v0",
-        {
-            "dispatch": "nondelay",
-            "skip_forced": False,
-            "reward_unit": "time",
-            "max_episode_steps": 30,
-        },
-    ),
+    ("JobShop-v0", {"dispatch": "nondelay", "skip_forced": False} | IN_TIME),
     ("JobShop-v0", {"jobs": (3, 6), "machines": (3, 5), "machine_edges": "clique"}),
     ("JobShop-v0", {"instance": "ft06"}),
     ("Atari-v0", {"game": "Pong", "frames": 2}),
@@ -236,11 +221,9 @@ def all_bytes(tree):
         return [(key, all_bytes(tree[key])) for key in sorted(tree)]
     if isinstance(tree, (tuple, list)):
         return [type(tree), *map(all_bytes, tree)]
-    return (
-        (tree.dtype, tree.shape, tree.tobytes())
-        if isinstance(tree, np.ndarray)
-        else (type(tree), repr(tree))
-    )
+    if isinstance(tree, np.ndarray):
+        return tree.dtype, tree.shape, tree.tobytes()
+    return type(tree), repr(tree)
 
 
 @pytest.mark.parametrize("num_steps", [0, 5, 300])
@@ -297,9 +280,8 @@ def test_sizes_are_long_tailed():
     assert min(sizes) == 1 and 6 < np.mean(sizes) < 10 and 32 < max(sizes) <= 64
 
     env = make("MatchGoal-v0")
-    sizes = [len(env.reset(seed=0)[0]["avail_actions"])] + [
-        len(env.step(0)[0]["avail_actions"]) for _ in range(5_000)
-    ]
+    sizes = [len(env.reset(seed=0)[0]["avail_actions"])]
+    sizes += [len(env.step(0)[0]["avail_actions"]) for _ in range(5_000)]
     assert min(sizes) == 1 and 29 < np.mean(sizes) < 32 and max(sizes) == 60
 
 
@@ -338,12 +320,9 @@ def test_best_independent_return_by_brute_force():
     one node."""
     env = make("PairNodes-v0", num_pairs=3)
     ticks = np.arange(61) / 60
-    best = max(
-        product_return(np.array([a, b, 1 - a - b]), np.eye(3)[k], env.episode_length)
-        for a, b in itertools.product(ticks, ticks)
-        if a + b <= 1
-        for k in range(3)
-    )
+    pairs = [(a, b) for a, b in itertools.product(ticks, ticks) if a + b <= 1]
+    of = lambda a, b, q: product_return(np.array([a, b, 1 - a - b]), q, env.episode_length)
+    best = max(of(a, b, q) for a, b in pairs for q in np.eye(3))
     assert best <= env.best_independent_return + 1e-9
     assert best > 0.999 * env.best_independent_return
     rng = np.random.default_rng(0)

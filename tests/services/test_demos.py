@@ -48,23 +48,15 @@ class Growing(gym.Env):
         self.speed[:] = np.nan if self.total == self.bad_step else self.total
         links = np.stack([np.arange(num), np.arange(num)[::-1]], 1)[1:]
         graph = spaces.GraphInstance(self.np_random.random((num, 3)), links % 4, links)
-        obs = {
-            "gear": self.t - 2,
-            "speed": self.speed,
-            "g": graph,
-            "action_mask": np.arange(num) > 0,
-        }
+        obs = {"gear": self.t - 2, "speed": self.speed, "g": graph}
+        obs["action_mask"] = np.arange(num) > 0
         return {name: obs[name] for name in self.observation_space}
 
     def step(self, action):
         self.t, self.total = self.t + 1, self.total + 1
-        return (
-            self.observe(),
-            self.t / 2,
-            self.t == 3 and self.total > 3,
-            self.t == 3 and self.total == 3,
-            {},
-        )
+        is_late = self.t == 3
+        ends = is_late and self.total > 3, is_late and self.total == 3
+        return self.observe(), self.t / 2, *ends, {}
 
 
 def last_node(env, obs, rng):
@@ -80,16 +72,9 @@ def recorded(policy=last_node, num_episodes=2, seed=3, **kwargs):
 
 def record_file(path, policy="last_node", num_episodes=2, env_kwargs=None, **flags):
     """A file of `recorded`; an entry k of --env-kwargs begins with the total 100 k."""
-    args = small_args(
-        script,
-        demos=str(path),
-        record=f"{__name__}:{policy}",
-        record_episodes=num_episodes,
-        seed=3,
-        env_id="Growing-v0",
-        env_kwargs=env_kwargs or {"size": 3},
-        **flags,
-    )
+    own = dict(demos=str(path), record=f"{__name__}:{policy}", record_episodes=num_episodes)
+    own |= dict(seed=3, env_id="Growing-v0", env_kwargs=env_kwargs or {"size": 3})
+    args = small_args(script, **own, **flags)
 
     def make(args, k):
         env = Growing()
@@ -155,10 +140,8 @@ def test_recorded_arrays():
     assert data["counts/g.nodes"].tolist() == data["counts/action_mask"].tolist() == [2, 3, 4] * 2
     assert data["counts/g.edges"].tolist() == [1, 2, 3] * 2 and "counts/gear" not in data
     assert data["values/g.nodes"].shape == (18, 3) and data["values/g.edge_links"].shape == (12, 2)
-    assert (
-        data["values/speed"][:, 0].tolist() == [0, 1, 2, 3, 4, 5]
-        and data["values/gear"].tolist() == [-2, -1, 0] * 2
-    )
+    assert data["values/speed"][:, 0].tolist() == [0, 1, 2, 3, 4, 5]
+    assert data["values/gear"].tolist() == [-2, -1, 0] * 2
     assert data["actions"].tolist() == [[1], [2], [3]] * 2 and data["actions"].dtype == np.int64
     assert data["rewards"].tolist() == [0.5, 1.0, 1.5] * 2 and data["rewards"].dtype == np.float32
     assert data["truncated"].tolist() == [False, False, True, False, False, False]
@@ -212,25 +195,19 @@ def test_observation_that_does_not_fit():
     assert len(seen) == 4
 
 
+MATRIX = spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[1, 0], [-1, 5]])
+INNER = spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1)])
+OUTER = spaces.Dict(b=INNER, a=spaces.Discrete(4, start=1))
+
+
 @pytest.mark.parametrize(
     "space, action, columns",
     [
         (spaces.Discrete(3, start=5), 6, [1]),
-        (
-            spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[1, 0], [-1, 5]]),
-            np.array([[2, 2], [-1, 6]]),
-            [1, 2, 0, 1],
-        ),
+        (MATRIX, np.array([[2, 2], [-1, 6]]), [1, 2, 0, 1]),
         (spaces.MultiBinary(2), np.array([0, 1], np.int8), [0, 1]),
         (spaces.Box(-1, 1, (2, 1)), np.array([[0.5], [-0.25]]), [0.5, -0.25]),
-        (
-            spaces.Dict(
-                b=spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1)]),
-                a=spaces.Discrete(4, start=1),
-            ),
-            {"a": 2, "b": (1, np.array([0.5]))},
-            [1, 0.5, 1],
-        ),
+        (OUTER, {"a": 2, "b": (1, np.array([0.5]))}, [1, 0.5, 1]),
     ],
 )
 def test_columns_of_actions(space, action, columns):
@@ -238,9 +215,8 @@ def test_columns_of_actions(space, action, columns):
     Box."""
     data = recorded(lambda *_: action, action_space=space, children=DENSE)
     assert data["actions"].tolist() == [columns] * 6
-    assert data["actions"].dtype == (
-        np.float32 if any(isinstance(column, float) for column in columns) else np.int64
-    )
+    has_box = any(isinstance(column, float) for column in columns)
+    assert data["actions"].dtype == (np.float32 if has_box else np.int64)
 
 
 def test_what_cannot_be_recorded():
@@ -261,17 +237,13 @@ def test_file_comes_back(tmp_path):
     for leaf, found in zip(envs.leaves, flat.values, strict=True):
         expected = data[f"values/{leaf.path}"]
         assert np.array_equal(found, expected) and found.numpy().dtype == leaf.dtype
-    assert {group: num.tolist() for group, num in flat.counts.items()} == {
-        "": [1] * 6,
-        "g.nodes": [2, 3, 4] * 2,
-        "action_mask": [2, 3, 4] * 2,
-        "g.edge_links": [1, 2, 3] * 2,
-    }
+    counts = {"": [1] * 6, "g.nodes": [2, 3, 4] * 2, "action_mask": [2, 3, 4] * 2}
+    counts["g.edge_links"] = [1, 2, 3] * 2
+    assert {group: num.tolist() for group, num in flat.counts.items()} == counts
     assert actions.tolist() == [[1], [2], [3]] * 2
     with np.load(path, allow_pickle=False) as file:
-        assert str(file["env_id"]) == "Growing-v0" and json.loads(str(file["env_kwargs"])) == {
-            "size": 3
-        }
+        assert str(file["env_id"]) == "Growing-v0"
+        assert json.loads(str(file["env_kwargs"])) == {"size": 3}
         assert str(file["format"]) == "cleanrl_graph-demos-1"
         assert all(np.array_equal(file[name], array) for name, array in data.items())
         assert file["actions"].dtype == np.int64
@@ -336,97 +308,86 @@ def put(name, index, value):
     return lambda data: data[name].__setitem__(index, value)
 
 
-@pytest.mark.parametrize(
-    "change, sentence",
-    [
-        (
-            lambda d: d.update(format="other"),
-            "its format is other, this script reads cleanrl_graph-demos-1",
-        ),
-        (lambda d: d.pop("format"), "its format is None"),
-        (
-            lambda d: d.update({"values/more": d["actions"]}),
-            r"it has the leaves \[.*'more'.*\], the environment \['action",
-        ),
-        (lambda d: d.pop("values/gear"), r"it has the leaves .*, the environment \[.*'gear'"),
-        (
-            lambda d: d.update({"values/gear": d["values/gear"].astype(float)}),
-            r"step 0, leaf 'gear': dtype float64, shape \(\) where dtype int64, shape \(\) is "
-            "declared",
-        ),
-        (
-            lambda d: d.update({"values/speed": d["values/speed"].astype(str)}),
-            r"step 0, leaf 'speed': dtype <U\d+, shape \(2,\) where dtype float32, shape \(2,\) is",
-        ),
-        (
-            lambda d: d.update({"values/g.nodes": d["values/g.nodes"][:, :2]}),
-            r"step 0, leaf 'g.nodes': dtype float32, shape \(2, 2\) where dtype float32, shape "
-            r"\('rows', 3\) is declared",
-        ),
-        (
-            lambda d: d.pop("counts/g.nodes"),
-            "leaf 'g.nodes': counts of 0 steps and 0 rows where there are 6 steps and 18 rows",
-        ),
-        (lambda d: d.pop("actions"), "it has no actions"),
-        (
-            lambda d: d.update({"counts/g.nodes": d["counts/g.nodes"][1:]}),
-            "leaf 'g.nodes': counts of 5 steps and 16 rows",
-        ),
-        (
-            put("counts/g.nodes", 0, 3),
-            "leaf 'g.nodes': counts of 6 steps and 19 rows where there are 6 steps and 18 rows",
-        ),
-        (
-            put("counts/g.nodes", slice(2), (-1, 6)),
-            "leaf 'g.nodes': counts of 6 steps and 18 rows where",
-        ),
-        (
-            lambda d: d.update(
-                {name: d[name][:0] for name in d if "/" in name or name == "actions"}
-            ),
-            "it has no actions",
-        ),
-        (
-            lambda d: d.update({"counts/action_mask": np.roll(d["counts/action_mask"], 1)}),
-            "step 0, leaf 'action_mask': 4 rows where 'g.nodes' has 2",
-        ),
-        (
-            lambda d: d.update({"counts/g.edge_links": np.roll(d["counts/g.edge_links"], 1)}),
-            "step 0, leaf 'g.edges': 1 rows where 'g.edge_links' has 3",
-        ),
-        (
-            put("values/g.nodes", (5, 1), np.nan),
-            "step 2, leaf 'g.nodes': value nan in row 0",
-        ),
-        (put("values/speed", (4, 0), np.inf), "step 4, leaf 'speed': value inf"),
-        (
-            put("values/g.edge_links", (1, 0), 3),
-            "step 1, leaf 'g.edge_links': value 3 in row 0 of a graph with 3 nodes",
-        ),
-        (
-            put("values/g.edge_links", (0, 1), -1),
-            "step 0, leaf 'g.edge_links': value -1 in row 0 of a graph with 2 nodes",
-        ),
-        (put("values/g.edges", (11, 1), 4), "step 5, leaf 'g.edges': value 4 in row 2"),
-        (put("values/gear", 3, 3), "step 3, leaf 'gear': value 3"),
-        (put("values/gear", 0, -3), "step 0, leaf 'gear': value -3"),
-        (put("actions", (3, 0), 2), r"step 3: part 0 of the action, \[2\], is out of range"),
-        (put("actions", (0, 0), -1), r"step 0: part 0 of the action, \[-1\], is out of range"),
-        (put("actions", (4, 0), 0), r"step 4: part 0 of the action, \[0\], is masked"),
-        (
-            lambda d: d.update(actions=d["actions"][:, :0]),
-            r"actions of shape \(6, 0\) where \[steps, 1\] is needed",
-        ),
-        (
-            lambda d: d.update(actions=d["actions"][:, 0]),
-            r"actions of shape \(6,\) where \[steps, 1\] is needed",
-        ),
-        (
-            lambda d: d.update(actions=d["actions"] + 0.5),
-            r"step 0: part 0 of the action, \[1.5\], is out of range",
-        ),
-    ],
-)
+def drop(name):
+    return lambda data: data.pop(name)
+
+
+def change(name, function):
+    return lambda data: data.update({name: function(data[name])})
+
+
+def roll(name):
+    return change(name, lambda array: np.roll(array, 1))
+
+
+def without_steps(data):
+    data.update({name: data[name][:0] for name in data if "/" in name or name == "actions"})
+
+
+NODES, LINKS = "leaf 'g.nodes'", "leaf 'g.edge_links'"
+COUNTS = f"{NODES}: counts of 6 steps and"
+SHAPE = r"where \[steps, 1\] is needed"
+MISFITS = [
+    (
+        change("format", lambda _: "other"),
+        "its format is other, this script reads cleanrl_graph-demos-1",
+    ),
+    (drop("format"), "its format is None"),
+    (
+        lambda d: d.update({"values/more": d["actions"]}),
+        r"it has the leaves \[.*'more'.*\], the environment \['action",
+    ),
+    (drop("values/gear"), r"it has the leaves .*, the environment \[.*'gear'"),
+    (
+        change("values/gear", lambda x: x.astype(float)),
+        r"step 0, leaf 'gear': dtype float64, shape \(\) where dtype int64, shape \(\) is declared",
+    ),
+    (
+        change("values/speed", lambda x: x.astype(str)),
+        r"step 0, leaf 'speed': dtype <U\d+, shape \(2,\) where dtype float32, shape \(2,\) is",
+    ),
+    (
+        change("values/g.nodes", lambda x: x[:, :2]),
+        rf"step 0, {NODES}: dtype float32, shape \(2, 2\) where dtype float32, shape "
+        r"\('rows', 3\) is declared",
+    ),
+    (
+        drop("counts/g.nodes"),
+        f"{NODES}: counts of 0 steps and 0 rows where there are 6 steps and 18 rows",
+    ),
+    (drop("actions"), "it has no actions"),
+    (change("counts/g.nodes", lambda x: x[1:]), f"{NODES}: counts of 5 steps and 16 rows"),
+    (put("counts/g.nodes", 0, 3), f"{COUNTS} 19 rows where there are 6 steps and 18 rows"),
+    (put("counts/g.nodes", slice(2), (-1, 6)), f"{COUNTS} 18 rows where"),
+    (without_steps, "it has no actions"),
+    (roll("counts/action_mask"), "step 0, leaf 'action_mask': 4 rows where 'g.nodes' has 2"),
+    (roll("counts/g.edge_links"), "step 0, leaf 'g.edges': 1 rows where 'g.edge_links' has 3"),
+    (put("values/g.nodes", (5, 1), np.nan), f"step 2, {NODES}: value nan in row 0"),
+    (put("values/speed", (4, 0), np.inf), "step 4, leaf 'speed': value inf"),
+    (
+        put("values/g.edge_links", (1, 0), 3),
+        f"step 1, {LINKS}: value 3 in row 0 of a graph with 3 nodes",
+    ),
+    (
+        put("values/g.edge_links", (0, 1), -1),
+        f"step 0, {LINKS}: value -1 in row 0 of a graph with 2 nodes",
+    ),
+    (put("values/g.edges", (11, 1), 4), "step 5, leaf 'g.edges': value 4 in row 2"),
+    (put("values/gear", 3, 3), "step 3, leaf 'gear': value 3"),
+    (put("values/gear", 0, -3), "step 0, leaf 'gear': value -3"),
+    (put("actions", (3, 0), 2), r"step 3: part 0 of the action, \[2\], is out of range"),
+    (put("actions", (0, 0), -1), r"step 0: part 0 of the action, \[-1\], is out of range"),
+    (put("actions", (4, 0), 0), r"step 4: part 0 of the action, \[0\], is masked"),
+    (change("actions", lambda x: x[:, :0]), rf"actions of shape \(6, 0\) {SHAPE}"),
+    (change("actions", lambda x: x[:, 0]), rf"actions of shape \(6,\) {SHAPE}"),
+    (
+        change("actions", lambda x: x + 0.5),
+        r"step 0: part 0 of the action, \[1.5\], is out of range",
+    ),
+]
+
+
+@pytest.mark.parametrize("change, sentence", MISFITS)
 def test_files_that_do_not_fit(change, sentence, tmp_path):
     """What does not fit the environment is named, with the file and the step."""
     path = file_of(tmp_path, recorded(), change)
@@ -438,9 +399,8 @@ def test_files_that_are_none(tmp_path):
     (tmp_path / "text.npz").write_text("hello")
     np.save(tmp_path / "array.npy", np.zeros(3))
     for name in ("text.npz", "array.npy", "missing.npz", "."):
-        with pytest.raises(
-            SystemExit, match=f"--demos {tmp_path / name}: not a file of demonstrations: "
-        ):
+        words = f"--demos {tmp_path / name}: not a file of demonstrations: "
+        with pytest.raises(SystemExit, match=words):
             demos.check(str(tmp_path / name), envs_with(DENSE))
 
 
@@ -457,11 +417,7 @@ OPTIONS = {"action_mask": spaces.MultiBinary(5)}  # services add two entries for
         ([2, 0, 1, 1, 0.0], [1, 1, 0, 1, 1], r"part 0 of the action, \[2.0\], is masked"),
         ([2, 0, 1, 1, 0.0], [1, 1, 1, 1, 0], r"part 2 of the action, \[1.0\], is masked"),
         ([3, 0, 1, 1, 0.0], [1, 1, 1, 1, 1], r"part 0 of the action, \[3.0\], is out of range"),
-        (
-            [0, 0, 2, 1, 0.0],
-            [1, 1, 1, 1, 1],
-            r"part 1 of the action, \[0.0, 2.0\], is out of range",
-        ),
+        ([0, 0, 2, 1, 0.0], [1, 1, 1, 1, 1], r"part 1 of .* \[0.0, 2.0\], is out of range"),
         ([0, 0, 1, 1, np.nan], [1, 1, 1, 1, 1], r"part 3 of the action, \[nan\], is out of range"),
     ],
 )
@@ -469,12 +425,9 @@ def test_composite_actions(action, mask, problem, tmp_path):
     """Each part has its range, and its entries of a dense mask; one Box makes all columns
     float32. They are scaled to those of the policy."""
     data = recorded()
-    data = {
-        "values/gear": data["values/gear"],
-        "values/speed": data["values/speed"],
-        "values/action_mask": np.ones((6, 9), np.int8),
-        "actions": np.zeros((6, 5), np.float32),
-    }
+    data = {name: data[name] for name in ("values/gear", "values/speed")}
+    data["values/action_mask"] = np.ones((6, 9), np.int8)
+    data["actions"] = np.zeros((6, 5), np.float32)
     data["actions"][3] = action
     data["values/action_mask"][3] = [*mask[:3], 1, 1, 1, 1, *mask[3:]]
     path, envs = file_of(tmp_path, data), envs_with(DENSE | OPTIONS, COMPOSITE)
@@ -500,10 +453,8 @@ def test_composite_actions(action, mask, problem, tmp_path):
 def test_rows_that_are_chosen(head, children, num, tmp_path):
     """An action is one of the rows of its part's group."""
     data, envs = recorded(), envs_with(children, action_head=head)
-    data |= {
-        "values/avail_actions": np.zeros((18, 2), np.float32),
-        "counts/avail_actions": np.full(6, 3),
-    }
+    data["values/avail_actions"] = np.zeros((18, 2), np.float32)
+    data["counts/avail_actions"] = np.full(6, 3)
     data["values/action_mask"][:] = 1
     paths = [leaf.path for leaf in envs.leaves]
     for name in list(data):
@@ -520,30 +471,25 @@ def test_rows_that_are_chosen(head, children, num, tmp_path):
                 demos.check(path, envs)
 
 
-def test_mask_with_a_column_per_part(tmp_path):
-    """Two choices among the same rows, each with its own column of the mask."""
+@pytest.mark.parametrize("columns", [1, 2])
+def test_masks_of_two_parts(columns, tmp_path):
+    """Two choices among the same rows, whose mask has a number per row, or one for each part."""
     data = recorded()
-    mask = np.stack([data["values/action_mask"], 1 - data["values/action_mask"]], 1)
-    data |= {"values/action_mask": mask, "actions": np.array([[1, 0]] * 6)}
-    columns = {"action_mask": spaces.Sequence(spaces.Box(0, 1, (2,), np.int8), stack=True)}
-    envs = envs_with(DENSE | GRAPH | columns, spaces.Tuple([spaces.Discrete(9)] * 2))
+    mask = data["values/action_mask"]
+    legal, wrong = [1, 1], [(2, [0, 1], 0), (4, [1, 0], 1)]  # (step, action, part)
+    children = ALL
+    if columns == 2:
+        mask = np.stack([mask, 1 - mask], 1)
+        legal, wrong = [1, 0], [(2, [0, 0], 0), (4, [1, 1], 1)]
+        both = spaces.Sequence(spaces.Box(0, 1, (2,), np.int8), stack=True)
+        children = DENSE | GRAPH | {"action_mask": both}
+    data |= {"values/action_mask": mask, "actions": np.array([legal] * 6)}
+    envs = envs_with(children, spaces.Tuple([spaces.Discrete(9)] * 2))
     load(file_of(tmp_path, data), envs)
-    for step, action, part in ((2, [0, 0], 0), (4, [1, 1], 1)):
+    for step, action, part in wrong:
         path = file_of(tmp_path, data, put("actions", step, action))
-        with pytest.raises(
-            SystemExit, match=f"step {step}: part {part} of the action, .*, is masked"
-        ):
-            demos.check(path, envs)
-
-
-def test_mask_for_all_parts(tmp_path):
-    """Two choices among the same rows, whose mask has one number per row."""
-    data, envs = recorded(), envs_with(ALL, spaces.Tuple([spaces.Discrete(9)] * 2))
-    data["actions"] = np.array([[1, 1]] * 6)
-    load(file_of(tmp_path, data), envs)
-    for step, action, part in ((2, [0, 1], 0), (4, [1, 0], 1)):
-        path = file_of(tmp_path, data, put("actions", step, action))
-        with pytest.raises(SystemExit, match=f"step {step}: part {part} .*, is masked"):
+        words = f"step {step}: part {part} of the action, .*, is masked"
+        with pytest.raises(SystemExit, match=words):
             demos.check(path, envs)
 
 
@@ -557,19 +503,10 @@ def test_policies_by_name(tmp_path, monkeypatch):
     assert demos.find_policy("my_rules:first")(None, None, None) == 0
     assert demos.find_policy("cleanrl_graph.envs.job_shop:mwkr") is job_shop.mwkr
     assert demos.find_policy("envs.job_shop:mwkr") is job_shop.mwkr
-    for name in (
-        "my_rules:second",
-        "my_rules:limit",
-        "my_rules",
-        "my_rules.sub:first",
-        "nowhere:first",
-        "envs.nowhere:first",
-        ":first",
-        "",
-    ):
-        with pytest.raises(
-            SystemExit, match=f"policy {name}: there is no such function; module:name is needed"
-        ):
+    wrong = "my_rules:second my_rules:limit my_rules my_rules.sub:first nowhere:first"
+    for name in (*wrong.split(), "envs.nowhere:first", ":first", ""):
+        words = f"policy {name}: there is no such function; module:name is needed"
+        with pytest.raises(SystemExit, match=words):
             demos.find_policy(name)
     with pytest.raises(ModuleNotFoundError, match="no_such_thing_at_all"):
         demos.find_policy("my_broken:first")

@@ -2,6 +2,7 @@
 
 import csv
 import resource
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -194,10 +195,8 @@ def test_a_policy_that_stands_still(tmp_path, monkeypatch):
     assert greedy and sampled == (False, most, starts)
     assert most == 10 * longest < 1000
     first, second, _ = ran.rows
-    assert first == {
-        **{"episode": 0, "length": 2, "return": 1.0},
-        **{"sampled length": 2, "sampled return": 1.0},
-    }
+    expected = {"episode": 0, "length": 2, "return": 1.0}
+    assert first == expected | {"sampled length": 2, "sampled return": 1.0}
     assert second["length"] == most and second["cut"] == 1 and "sampled cut" not in second
     line = f"did not end in {most} steps: 2 of 3 greedy episodes, and 0 sampled ones"
     assert line in ran.text.splitlines()
@@ -207,9 +206,8 @@ def test_a_policy_that_stands_still(tmp_path, monkeypatch):
 
 
 def test_suite_that_does_not_exist():
-    with pytest.raises(
-        SystemExit, match=r"--eval-suite three: Lottery-v0 has the suites \['none', 'two'\]"
-    ):
+    words = r"--eval-suite three: Lottery-v0 has the suites \['none', 'two'\]"
+    with pytest.raises(SystemExit, match=words):
         suite_of("three")
     args = SimpleNamespace(eval_suite="la", env_id="CartPole-v1")
     with pytest.raises(SystemExit, match=r"--eval-suite la: CartPole-v1 has the suites \[\]"):
@@ -243,20 +241,13 @@ def test_many_rows(tmp_path, capsys):
     rows = [{"instance": str(k)} | row for k in range(21)]
     table, _ = saved(rows, tmp_path)
     assert len(cells(table)) == 2 + 21 + 1
-    assert cells(capsys.readouterr().out.strip()) == [
-        ["", "mean of 21"],
-        ["---", "---"],
-        ["greedy gap %", "20.0"],
-        ["rule gap %", "45.0"],
-        ["cut", "21"],
-    ]
+    head, _, *lines = cells(capsys.readouterr().out.strip())
+    assert head == ["", "mean of 21"]
+    assert lines == [["greedy gap %", "20.0"], ["rule gap %", "45.0"], ["cut", "21"]]
     rows = [{"episode": k, "group": "ab"[k % 2], "return": float(k % 2)} for k in range(30)]
     saved(rows, tmp_path)
-    assert cells(capsys.readouterr().out.strip()) == [
-        ["", "a", "b", "mean of 30"],
-        ["---"] * 4,
-        ["return", "0", "1", "0.5"],
-    ]
+    head, _, *lines = cells(capsys.readouterr().out.strip())
+    assert head == ["", "a", "b", "mean of 30"] and lines == [["return", "0", "1", "0.5"]]
     saved(rows[:20], tmp_path)
     assert len(cells(capsys.readouterr().out.strip())) == 2 + 20 + 3
 
@@ -264,16 +255,9 @@ def test_many_rows(tmp_path, capsys):
 def test_gaps(tmp_path, capsys):
     """Costs become gaps to the best known in percent, the mean is that of the gaps; the csv has the
     costs."""
-    rows = [
-        {"instance": "a", "greedy": 110.0, "SPT": 150, "best_known": 100, "lower_bound": 90},
-        {
-            "instance": "b 2",
-            "greedy": np.float64(52),
-            "SPT": 75,
-            "best_known": 50,
-            "lower_bound": 50,
-        },
-    ]
+    names = ["instance", "greedy", "SPT", "best_known", "lower_bound"]
+    costs = [("a", 110.0, 150, 100, 90), ("b 2", np.float64(52), 75, 50, 50)]
+    rows = [dict(zip(names, row)) for row in costs]
     table, read = saved(rows, tmp_path)
     assert table in capsys.readouterr().out
     assert cells(table) == [
@@ -283,11 +267,7 @@ def test_gaps(tmp_path, capsys):
         ["b 2", "4.0", "50.0", "50", "50"],
         ["**mean**", "**7.0**", "**50.0**", "", ""],
     ]
-    assert read == [
-        list(rows[0]),
-        ["a", "110.0", "150", "100", "90"],
-        ["b 2", "52.0", "75", "50", "50"],
-    ]
+    assert read == [names, *(list(map(str, row)) for row in costs)]
 
 
 def test_costs_without_best_known(tmp_path):
@@ -304,21 +284,12 @@ def test_costs_without_best_known(tmp_path):
 def test_groups(tmp_path):
     """Rows of plain evaluation: the mean of each group in the order of their numbers, and the mean
     of all."""
-    rows = [
-        {"episode": i, "group": f"z_{z}", "length": 4 * i, "return": float(z)}
-        for i, z in enumerate((10, 2, 10, 0))
-    ]
+    rows = []
+    for i, z in enumerate((10, 2, 10, 0)):
+        rows.append({"episode": i, "group": f"z_{z}", "length": 4 * i, "return": float(z)})
     table, read = saved(rows, tmp_path)
-    assert column(table, "group") == [
-        "z_10",
-        "z_2",
-        "z_10",
-        "z_0",
-        "**z_0**",
-        "**z_2**",
-        "**z_10**",
-        "",
-    ]
+    means = ["**z_0**", "**z_2**", "**z_10**", ""]
+    assert column(table, "group") == ["z_10", "z_2", "z_10", "z_0", *means]
     assert column(table, "episode")[4:] == ["**mean**"] * 4
     assert column(table, "length")[4:] == ["**12**", "**4**", "**4**", "**6**"]
     assert column(table, "return")[4:] == ["**0**", "**2**", "**10**", "**5.5**"]
@@ -327,10 +298,8 @@ def test_groups(tmp_path):
 
 def test_tasks_and_groups(tmp_path):
     """Both have their means."""
-    rows = [
-        {"episode": i, "task": f"task_{i // 3}", "group": "ab"[i % 2], "return": float(i)}
-        for i in range(6)
-    ]
+    groups = [{"task": f"task_{i // 3}", "group": "ab"[i % 2]} for i in range(6)]
+    rows = [{"episode": i} | own | {"return": float(i)} for i, own in enumerate(groups)]
     table, _ = saved(rows, tmp_path)
     means = [line[1:] for line in cells(table)[8:]]
     assert means == [
@@ -345,21 +314,15 @@ def test_tasks_and_groups(tmp_path):
 @pytest.mark.parametrize("groups", [["z_1", "z_1"], ["z_1", "z_2"], [None, None]])
 def test_groups_that_tell_nothing(groups, tmp_path):
     """No means of groups where there is one alone, or one per row."""
-    table, _ = saved(
-        [{"episode": i, "group": g, "return": 1.0} for i, g in enumerate(groups)], tmp_path
-    )
+    rows = [{"episode": i, "group": g, "return": 1.0} for i, g in enumerate(groups)]
+    table, _ = saved(rows, tmp_path)
     assert len(cells(table)) == 5 and column(table, "return") == ["1", "1", "**1**"]
 
 
 def test_plain_episodes(tmp_path):
-    table, read = saved(
-        [{"episode": i, "length": 2, "return": np.float32(i / 3)} for i in range(2)], tmp_path
-    )
-    assert column(table, "return") == ["0", "0.33333", "**0.16667**"] and read[0] == [
-        "episode",
-        "length",
-        "return",
-    ]
+    rows = [{"episode": i, "length": 2, "return": np.float32(i / 3)} for i in range(2)]
+    table, _ = saved(rows, tmp_path)
+    assert column(table, "return") == ["0", "0.33333", "**0.16667**"]
     assert (tmp_path / "eval.csv").read_bytes().startswith(b"episode,length,return\n0,2,0.0\n")
 
 
@@ -377,9 +340,12 @@ def test_rows_of_unlike_columns(tmp_path):
     assert read[1] == ["a", "3.0", "", ""] and read[2] == ["b", "12.0", "10", "x, y"]
 
 
-def run_of(args, folder):
-    """What an evaluation needs of a script's Run."""
-    return SimpleNamespace(args=args, folder=str(folder), writer=Writer(), global_step=7)
+def evaluated(folder, play, env, **flags):
+    """The rows of an evaluation without a script, whose Run is what it needs."""
+    args = dict(eval_episodes=2, eval_max_steps=9, env_id="Lottery-v0", capture_video=False)
+    args = SimpleNamespace(**args | flags)
+    run = SimpleNamespace(args=args, folder=str(folder), writer=Writer(), global_step=7)
+    return evaluate.evaluate(run, play, lambda args, k=0, **more: env(**more))
 
 
 @pytest.mark.parametrize("suite", ["two", None])
@@ -395,18 +361,9 @@ def test_error_after_some_episodes(suite, tmp_path):
             raise KeyError("the bridge is out")
         return play(makers, greedy)
 
-    args = SimpleNamespace(
-        eval_suite=suite,
-        eval_samples=2 if suite else 0,
-        eval_episodes=2,
-        eval_max_steps=9,
-        env_id="Lottery-v0",
-        env_kwargs=[{}, {}, {}],
-        capture_video=False,
-    )
-    make = lambda args, k=0, **more: Lottery(**more)
+    flags = dict(eval_suite=suite, eval_samples=2 if suite else 0, env_kwargs=[{}, {}, {}])
     with pytest.raises(KeyError):
-        evaluate.evaluate(run_of(args, tmp_path), fails_later, make)
+        evaluated(tmp_path, fails_later, Lottery, **flags)
     lines = (tmp_path / "eval.csv").read_text().splitlines()
     assert len(lines) == (2 if suite else 5) and (tmp_path / "eval.md").exists()
 
@@ -418,26 +375,15 @@ def test_close_that_raises(tmp_path, capsys):
         def close(self):
             raise OSError("the door is stuck")
 
-    args = SimpleNamespace(
-        eval_suite="two",
-        eval_samples=0,
-        eval_max_steps=9,
-        env_id="Lottery-v0",
-        capture_video=False,
-    )
-    make = lambda args, k=0, **more: Stuck(**more)
-    rows = evaluate.evaluate(run_of(args, tmp_path), play, make)
+    rows = evaluated(tmp_path, play, Stuck, eval_suite="two", eval_samples=0)
     assert len(rows) == 2 and (tmp_path / "eval.md").exists()
     assert "close() of <Stuck instance>: OSError: the door is stuck" in capsys.readouterr().err
 
 
-def test_cost_in_an_array():
-    """As older vectors of gymnasium write numbers."""
+def test_cost_and_table_that_cannot_be_written(tmp_path, capsys):
+    """A cost may be in an array, as older vectors of gymnasium write numbers. A table that cannot
+    be written is printed, and the error is one sentence."""
     assert evaluate.cost(episode(1.0, eval={"cost": np.array([3])})) == 3
-
-
-def test_table_that_cannot_be_written(tmp_path, capsys):
-    """The table is printed, and the error is one sentence."""
     with pytest.raises(SystemExit, match="cannot write .*eval.md: .*Errno"):
         evaluate.save_table([{"episode": 0, "return": 1.0}], str(tmp_path / "missing"), Writer(), 0)
     assert "| return |" in capsys.readouterr().out
@@ -501,44 +447,46 @@ def shown(*episodes, duration=100):
     return found
 
 
+@pytest.fixture
+def video(tmp_path):
+    """What `shades` finds in a video of an environment."""
+
+    def save(env, *lengths, **kwargs):
+        path = tmp_path / "episode.gif"
+        make = lambda **more: env(**kwargs, **more)
+        evaluate.save_video(str(path), film(*lengths or (5, 5, 5)), make)
+        return shades(path)
+
+    return save
+
+
 @pytest.mark.parametrize("lengths, expected", [((7, 5, 9), (5, 5, 5)), ((3, 6, 2), (3, 5, 2))])
-def test_video(lengths, expected, tmp_path):
+def test_video(lengths, expected, video):
     """Each frame of the first episodes, the last ones too, and none of the next episodes."""
-    path = tmp_path / "episode.gif"
-    evaluate.save_video(str(path), film(*lengths), lambda **more: Picture(**more))
-    assert shades(path) == shown(*expected)
+    assert video(Picture, *lengths) == shown(*expected)
 
 
 @pytest.mark.parametrize("fps, duration", [(20, 50), (4, 250), (1000, 20), (None, 100), (0, 100)])
-def test_speed_of_a_video(fps, duration, tmp_path):
+def test_speed_of_a_video(fps, duration, video):
     """That of the environment, at most 50 pictures a second."""
 
     class Fast(Picture):
         metadata = Picture.metadata | {"render_fps": fps}
 
-    path = tmp_path / "episode.gif"
-    evaluate.save_video(str(path), film(5, 5, 5), lambda **more: Fast(**more))
-    assert shades(path) == shown(5, 5, 5, duration=duration)
+    assert video(Fast) == shown(5, 5, 5, duration=duration)
 
 
-def test_video_of_pictures_of_several_sizes(tmp_path):
-    """They get the size of the first one."""
+def test_odd_videos(video):
+    """Pictures of several sizes get that of the first one; of an episode without end the last 500
+    frames are shown."""
 
     class Grows(Picture):
         def render(self):
             return super().render().repeat(1 + self.t, 0)
 
-    path = tmp_path / "episode.gif"
-    evaluate.save_video(str(path), film(5, 5, 5), lambda **more: Grows(**more))
-    assert shades(path) == shown(5, 5, 5)
-
-
-def test_video_of_an_episode_without_end(tmp_path):
-    """The last 500 frames of each."""
-    path = tmp_path / "episode.gif"
-    make = lambda **more: Picture(length=9999, **more)
-    evaluate.save_video(str(path), film(600, 600, 600), make)
-    assert [shade for shade, _ in shades(path)] == [t % 256 for t in range(101, 601)] * 3
+    assert video(Grows) == shown(5, 5, 5)
+    found = [shade for shade, _ in video(Picture, 600, 600, 600, length=9999)]
+    assert found == [t % 256 for t in range(101, 601)] * 3
 
 
 @pytest.mark.parametrize("limit", [None, 100])
@@ -561,31 +509,25 @@ class NoMode(Lottery):
     """Its constructor does not take a render_mode."""
 
 
+SHOWS = partial(partial, Picture)
+MUST = r"render\(\) must return .* of uint8, not"
+
+
 @pytest.mark.parametrize(
     "make, sentence",
     [
-        (lambda **more: Blind(**more), r"render modes are \['ansi'\]"),
-        (lambda **more: Picture(frame="error", **more), "cannot render: RuntimeError: no display"),
-        (lambda **more: Picture(frame=[], **more), r"render\(\) must return an array \[H, W, 3\]"),
-        (
-            lambda **more: Picture(frame=np.ones((8, 9, 3)), **more),
-            r"render\(\) must return .* of uint8, not float64 \(8, 9, 3\)",
-        ),
-        (
-            lambda **more: Picture(frame=np.full((8, 9, 3), 300), **more),
-            r"render\(\) must return .* of uint8, not int64 \(8, 9, 3\)",
-        ),
-        (lambda **more: Picture(frame=np.ones((8, 9, 5), np.uint8), **more), "cannot render"),
-        (lambda **more: NoMode(**more), "cannot render: TypeError"),
-        (lambda **more: gym.make("cleanrl_graph.envs:PoissonGraph-v0", **more), "render"),
+        (Blind, r"render modes are \['ansi'\]"),
+        (SHOWS(frame="error"), "cannot render: RuntimeError: no display"),
+        (SHOWS(frame=[]), r"render\(\) must return an array \[H, W, 3\]"),
+        (SHOWS(frame=np.ones((8, 9, 3))), rf"{MUST} float64 \(8, 9, 3\)"),
+        (SHOWS(frame=np.full((8, 9, 3), 300)), rf"{MUST} int64 \(8, 9, 3\)"),
+        (SHOWS(frame=np.ones((8, 9, 5), np.uint8)), "cannot render"),
+        (NoMode, "cannot render: TypeError"),
+        (partial(gym.make, "cleanrl_graph.envs:PoissonGraph-v0"), "render"),
     ],
 )
 def test_environments_that_cannot_render(make, sentence):
     """An error before the training."""
     with pytest.raises(SystemExit, match=f"--capture-video: .*{sentence}"):
         evaluate.check_video(make)
-
-
-@pytest.mark.parametrize("make", [lambda **more: Picture(**more)])
-def test_environments_that_render(make):
-    assert evaluate.check_video(make) is None
+    assert evaluate.check_video(Picture) is None

@@ -190,61 +190,51 @@ def test_alone(trained):
     path, program, file = trained
     graph = spaces.GraphInstance(np.eye(3), np.ones((2, 2)), np.array([[0, 1], [2, 0]]))
     inputs = tensors(graph, file)
-    code = (
-        "import json, sys\n"
-        "for name in ('cleanrl_graph', 'torch_geometric', 'gymnasium', 'tyro'):\n"
-        "    sys.modules[name] = None  # cannot be imported\n"
-        "import torch\n"
-        "program = torch.export.load('policy.pt2').module()\n"
-        "inputs = torch.load('inputs.pt')\n"
-        "print(json.dumps(program(inputs, {})[0]['action'].tolist()))\n"
-    )
+    code = """import json, sys
+for name in ('cleanrl_graph', 'torch_geometric', 'gymnasium', 'tyro'):
+    sys.modules[name] = None  # cannot be imported
+import torch
+program = torch.export.load('policy.pt2').module()
+inputs = torch.load('inputs.pt')
+print(json.dumps(program(inputs, {})[0]['action'].tolist()))"""
     torch.save(inputs, path.with_name("inputs.pt"))
-    found = subprocess.run(
-        [sys.executable, "-c", code], cwd=path.parent, capture_output=True, text=True, check=True
-    )
+    options = dict(cwd=path.parent, capture_output=True, text=True, check=True)
+    found = subprocess.run([sys.executable, "-c", code], **options)
     assert np.allclose(json.loads(found.stdout), program(inputs, {})[0]["action"].tolist())
     assert "Traceback" not in found.stderr
 
 
+def kind(observation, action=None, head=None, **flags):
+    """Flags of Random-v0 with these spaces."""
+    names = {"observation": observation, "action": action, "head": head}
+    return {"env_kwargs": {key: name for key, name in names.items() if name}} | flags
+
+
 KINDS = {
-    "choice": dict(env_kwargs={"observation": "graph_edges", "head": "nodes"}),
-    "pair": dict(
-        env_kwargs={"observation": "graph_categories", "head": "pair"}, autoregressive=True
-    ),
+    "choice": kind("graph_edges", head="nodes"),
+    "pair": kind("graph_categories", head="pair", autoregressive=True),
     "edges": dict(env_id="envs:BestEdge-v0"),
-    "set": dict(env_kwargs={"observation": "set_of_dict", "head": "avail_actions"}),
+    "set": kind("set_of_dict", head="avail_actions"),
     "sequence": dict(env_id="envs:NeighbourMean-v0", gnn="gatv2"),
     "colours": dict(env_id="envs:Colouring-v0", gnn="transformer"),
     "verb": dict(env_id="envs:VerbObject-v0", autoregressive=True),
-    "verb, rows": dict(
-        env_id="envs:VerbObject-v0", env_kwargs={"as_rows": True}, autoregressive=True
-    ),
+    "verb, rows": dict(env_id="envs:VerbObject-v0", env_kwargs={"as_rows": True})
+    | dict(autoregressive=True),
     "switches": dict(env_id="envs:Switches-v0"),
     "switches of rows": dict(env_id="envs:Switches-v0", env_kwargs={"in_rows": True}),
     "pointers": dict(env_id="envs:Assign-v0"),
     "for all": dict(env_id="envs:Convoy-v0", autoregressive=True),
     "amount": dict(env_id="envs:NodeAmount-v0", autoregressive=True),
-    "composite": dict(env_kwargs={"observation": "mixed", "action": "mixed"}),
-    "masked": dict(env_kwargs={"observation": "vector", "action": "multidiscrete", "head": "mask"}),
+    "composite": kind("mixed", "mixed"),
+    "masked": kind("vector", "multidiscrete", "mask"),
     "job_shop": dict(env_id="envs:JobShop-v0", gnn="gin"),
-    "bits": dict(env_kwargs={"observation": "set", "action": "bits"}, readout="sum"),
-    "multidiscrete": dict(
-        env_kwargs={"observation": "graph_edges", "action": "multidiscrete"},
-        gnn="sage",
-        gnn_aggr="max",
-    ),
-    "image": dict(env_kwargs={"observation": "image_chw"}),
-    "vector": dict(
-        env_kwargs={"observation": "vector", "action": "box"},
-        state_dependent_std=True,
-        norm_obs=True,
-    ),
-    "embedded": dict(env_kwargs={"observation": "embedded"}),
-    "set_layers": dict(
-        env_kwargs={"observation": "set_of_dict", "head": "avail_actions"}, set_layers=2
-    ),
-    "context": dict(env_kwargs={"observation": "mixed", "action": "mixed"}, graph_context=True),
+    "bits": kind("set", "bits", readout="sum"),
+    "multidiscrete": kind("graph_edges", "multidiscrete", gnn="sage", gnn_aggr="max"),
+    "image": kind("image_chw"),
+    "vector": kind("vector", "box", state_dependent_std=True, norm_obs=True),
+    "embedded": kind("embedded"),
+    "set_layers": kind("set_of_dict", head="avail_actions", set_layers=2),
+    "context": kind("mixed", "mixed", graph_context=True),
 }
 
 

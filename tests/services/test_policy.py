@@ -73,9 +73,8 @@ def episode(policy, env, **kwargs):
 
 
 def same(ours, theirs):
-    return len(ours) == len(theirs) and all(
-        np.allclose(a, b, atol=2e-4) for a, b in zip(ours, theirs)
-    )
+    pairs = zip(ours, theirs)
+    return len(ours) == len(theirs) and all(np.allclose(a, b, atol=2e-4) for a, b in pairs)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -92,12 +91,11 @@ def test_as_play_does(tmp_path, name, env_kwargs):
         policy.reset()
         assert same(episode(policy, policy.make_env(), seed=10_001 + i), actions)
     if name in MEMORIES and env_kwargs == NAMED:
+        first = lambda: episode(policy, policy.make_env(), seed=10_001)
         policy.reset(), episode(policy, policy.make_env(), seed=7)
-        assert not same(
-            episode(policy, policy.make_env(), seed=10_001), played[0]
-        )  # it remembers the last one
+        assert not same(first(), played[0])  # it remembers the last one
         policy.reset()
-        assert same(episode(policy, policy.make_env(), seed=10_001), played[0])
+        assert same(first(), played[0])
 
 
 @pytest.mark.parametrize("name", ["ppo_graph", *MEMORIES])
@@ -112,11 +110,8 @@ def test_many_environments(tmp_path, name, flags):
     played, N = saved(tmp_path / "model.pt", name, **flags), 4
     policy = load_policy(tmp_path / "model.pt", num_envs=N)
     envs = [Noted(policy.make_env()) for _ in range(N)]
-    observations, rewards, starts = (
-        [env.reset(seed=10_001 + i)[0] for i, env in enumerate(envs)],
-        [0.0] * N,
-        [True] * N,
-    )
+    observations = [env.reset(seed=10_001 + i)[0] for i, env in enumerate(envs)]
+    rewards, starts = [0.0] * N, [True] * N
     for _ in range(max(map(len, played))):
         for i, action in enumerate(policy(observations, rewards, starts)):
             observations[i], rewards[i], terminated, truncated, _ = envs[i].step(action)
@@ -174,14 +169,11 @@ def test_spaces_are_enough(tmp_path):
     (tmp_path / "my_ppo.py").write_text((FOLDER / "ppo_graph.py").read_text())
     torch.save(model | {"script": "my_ppo"}, tmp_path / "mine.pt")
     torch.save(model | {"args": model["args"] | {"env_id": "gone:Gone-v0"}}, tmp_path / "gone.pt")
-    with pytest.raises(
-        ImportError, match="mine.pt: it was saved by my_ppo.py, which Python does not find"
-    ):
+    words = "mine.pt: it was saved by my_ppo.py, which Python does not find"
+    with pytest.raises(ImportError, match=words):
         load_policy(tmp_path / "mine.pt", env)
-    for policy in (
-        load_policy(tmp_path / "mine.pt", env, script=ppo_graph),
-        load_policy(tmp_path / "gone.pt", env),
-    ):
+    mine = load_policy(tmp_path / "mine.pt", env, script=ppo_graph)
+    for policy in (mine, load_policy(tmp_path / "gone.pt", env)):
         assert same(episode(policy, env, seed=10_001), played[0])
     sys.path.append(str(tmp_path))
     try:
@@ -199,20 +191,15 @@ def test_what_does_not_fit(tmp_path):
     for name in ("other.pt", "text.pt"):
         with pytest.raises(ValueError, match=f"{name}: not a file that a run wrote"):
             load_policy(tmp_path / name)
-    with pytest.raises(
-        ValueError, match="(?s)observation space Box.*action space Discrete.*it is of ppo_graph"
-    ):
+    words = "(?s)observation space Box.*action space Discrete.*it is of ppo_graph"
+    with pytest.raises(ValueError, match=words):
         load_policy(path, gym.make("CartPole-v1"))
-    with pytest.raises(
-        ValueError, match=r"flags \['lstm_dim'\], ppo_graph does not; it is of ppo_lstm_sparse"
-    ):
-        model = torch.load(path, weights_only=True)
-        torch.save(
-            model | {"args": {"exp_name": "", "lstm_dim": 3}, "script": "ppo_lstm_sparse"},
-            tmp_path / "lstm.pt",
-        )
-        load_policy(tmp_path / "lstm.pt", script=ppo_graph)
     model = torch.load(path, weights_only=True)
+    lstm = {"args": {"exp_name": "", "lstm_dim": 3}, "script": "ppo_lstm_sparse"}
+    torch.save(model | lstm, tmp_path / "lstm.pt")
+    words = r"flags \['lstm_dim'\], ppo_graph does not; it is of ppo_lstm_sparse"
+    with pytest.raises(ValueError, match=words):
+        load_policy(tmp_path / "lstm.pt", script=ppo_graph)
     renamed = {name.replace("actor", "policy"): value for name, value in model["model"].items()}
     torch.save(model | {"model": renamed}, tmp_path / "old.pt")
     sentence = (
@@ -221,15 +208,12 @@ def test_what_does_not_fit(tmp_path):
     )
     with pytest.raises(ValueError, match=f"old.pt: .*{sentence}"):
         load_policy(tmp_path / "old.pt")
-    with pytest.raises(
-        (SystemExit, ValueError), match=f"--load-model .*old.pt: {sentence}"
-    ) as error:
+    words = f"--load-model .*old.pt: {sentence}"
+    with pytest.raises((SystemExit, ValueError), match=words) as error:
         run(tmp_path / "runs", load_model=str(tmp_path / "old.pt"))
     assert "\n" not in str(error.value)
-    nan = model["model"] | {
-        "critic.0.bias": torch.full_like(model["model"]["critic.0.bias"], np.nan)
-    }
-    torch.save(model | {"model": nan}, tmp_path / "nan.pt")
+    nan = {"critic.0.bias": torch.full_like(model["model"]["critic.0.bias"], np.nan)}
+    torch.save(model | {"model": model["model"] | nan}, tmp_path / "nan.pt")
     sentence = "nan.pt: the weights critic.0.bias are not finite"
     with pytest.raises(ValueError, match=sentence):
         load_policy(tmp_path / "nan.pt")
@@ -271,11 +255,9 @@ def test_checkpoint_and_folder(tmp_path):
         assert all(torch.equal(weights[name], value) for name, value in expected.items())
     env = gym.make("CartPole-v1")
     assert load_policy(folder)(env.reset(seed=1)[0]) in (0, 1)
-    torch.save(
-        {"script": "ppo_graph", "args": checkpoint.read(path)["args"], "model": expected}
-        | {"model": {name: 0 * value for name, value in expected.items()}},
-        folder / "model.pt",
-    )
+    zeros = {name: 0 * value for name, value in expected.items()}
+    model = {"script": "ppo_graph", "args": checkpoint.read(path)["args"], "model": zeros}
+    torch.save(model, folder / "model.pt")
     assert not any(value.any() for value in load_policy(folder).agent.state_dict().values())
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ValueError, match="ckpt: not a file that a run wrote"):
@@ -311,15 +293,9 @@ def test_evaluation_alone_takes_the_flags_of_the_file(tmp_path, monkeypatch, cap
     script, flags = importlib.import_module(f"cleanrl_graph.{name}"), NETWORK[name]
     env = dict(env_id="envs:JobShop-v0", env_kwargs={"jobs": 2, "machines": 2})
     first = run(tmp_path / "a", script, save_model=True, eval_episodes=2, **env, **flags)
-    alone = args_of(
-        script,
-        load_model=str(first.folder / "model.pt"),
-        total_timesteps=0,
-        eval_episodes=2,
-        cuda=False,
-        run_dir=str(tmp_path / "b"),
-        save_model=True,
-    )
+    more = dict(total_timesteps=0, eval_episodes=2, cuda=False, save_model=True)
+    more |= dict(load_model=str(first.folder / "model.pt"), run_dir=str(tmp_path / "b"))
+    alone = args_of(script, **more)
     monkeypatch.setattr(sys, "argv", ["ppo.py", "--load-model=model.pt"])
     assert services.run(script, alone) == first.rows
     assert weights(next((tmp_path / "b").iterdir())).keys() == weights(first.folder).keys()
@@ -338,37 +314,27 @@ def test_flags_that_make_another_network(tmp_path, monkeypatch):
     saved(path, "ppo_gtrxl", env_kwargs=NAMED, gnn_dim=8)
     monkeypatch.setattr(sys, "argv", ["ppo.py"])
     script = importlib.import_module("cleanrl_graph.ppo_gtrxl")
-    with pytest.raises(
-        ValueError,
-        match="model.pt: the file is of another network: --gnn-dim 16, it has 8; --dim 32",
-    ):
-        take_flags(args_of(script, load_model=str(path), gnn_dim=16, dim=32))
-    args = args_of(
-        script, load_model=str(path), memory_length=7, learning_rate=1.0, env_id="CartPole-v1"
-    )
-    take_flags(args)
-    assert (args.memory_length, args.gnn_dim, args.env_id, args.env_kwargs) == (
-        7,
-        8,
-        "CartPole-v1",
-        {},
-    )
-    args = args_of(script, load_model=str(path))
-    take_flags(args)
-    assert (args.env_id, args.env_kwargs, args.memory_length) == ("Random-v0", NAMED, 64)
+
+    def taken(**flags):
+        args = args_of(script, load_model=str(path), **flags)
+        take_flags(args)
+        return [args.memory_length, args.gnn_dim, args.env_id, args.env_kwargs]
+
+    words = "model.pt: the file is of another network: --gnn-dim 16, it has 8; --dim 32"
+    with pytest.raises(ValueError, match=words):
+        taken(gnn_dim=16, dim=32)
+    found = taken(memory_length=7, learning_rate=1.0, env_id="CartPole-v1")
+    assert found == [7, 8, "CartPole-v1", {}] and taken() == [64, 8, "Random-v0", NAMED]
     monkeypatch.setattr(sys, "argv", ["ppo.py", "--exp-name", "gnn_dim"])  # a value is no flag
-    take_flags(args_of(script, load_model=str(path)))
+    taken()
     for flag in ("--gnn-dim=64", "--gnn_dim", "--no-prev-reward"):  # as the defaults are
         monkeypatch.setattr(sys, "argv", ["ppo.py", flag])
-        with pytest.raises(
-            ValueError, match=flag.partition("=")[0].replace("_", "-").replace("no-", "")
-        ):
-            take_flags(args_of(script, load_model=str(path)))
-    with pytest.raises(
-        (SystemExit, ValueError),
-        match="load-model .*it is of ppo_gtrxl.py and Random-v0, its weights do not",
-    ):
-        monkeypatch.setattr(sys, "argv", ["ppo.py"])
+        words = flag.partition("=")[0].replace("_", "-").replace("no-", "")
+        with pytest.raises(ValueError, match=words):
+            taken()
+    monkeypatch.setattr(sys, "argv", ["ppo.py"])
+    words = "load-model .*it is of ppo_gtrxl.py and Random-v0, its weights do not"
+    with pytest.raises((SystemExit, ValueError), match=words):
         run(tmp_path / "runs", load_model=str(path), env_id="CartPole-v1", num_envs=1)
 
 
@@ -408,14 +374,11 @@ def test_tables(tmp_path, monkeypatch):
     import policy
     import threads
 
-    policy.main(
-        policy.Args(batches=(0, 2), num_steps=2, rounds=1, jobs=2, out=str(tmp_path / "table.md"))
-    )
-    assert (tmp_path / "table.md").read_text().count(".py | 2 |") == 4
-    out = tmp_path / "threads.md"
-    threads.main(
-        threads.Args(threads=(1,), networks=("small",), num_envs=2, repeats=1, out=str(out))
-    )
+    out = tmp_path / "table.md"
+    policy.main(policy.Args(batches=(0, 2), num_steps=2, rounds=1, jobs=2, out=str(out)))
+    assert out.read_text().count(".py | 2 |") == 4
+    more = dict(threads=(1,), networks=("small",), num_envs=2, repeats=1)
+    threads.main(threads.Args(**more, out=str(out)))
     assert out.read_text().count("| small | gradient step |") == 2
 
 

@@ -143,10 +143,8 @@ def test_long_lists_are_cut(tmp_path):
         (line,) = [line for line in said(tmp_path / "a", **flags) if line.startswith("action")]
     finally:
         del helpers.ACTIONS["many"]
-    assert (
-        line
-        == f"action: 50 fixed lists, of {', '.join(map(str, range(2, 14)))}, and 38 more options"
-    )
+    first = ", ".join(map(str, range(2, 14)))
+    assert line == f"action: 50 fixed lists, of {first}, and 38 more options"
 
 
 BOXES = {
@@ -212,16 +210,8 @@ def test_padded_mask_of_nodes(workers, tmp_path):
     and in a program: no option is chosen that is no node, and the marked one is learned."""
     flags = dict(num_envs=8, num_steps=16, num_minibatches=2, update_epochs=4, learning_rate=1e-2)
     folder = tmp_path / "a"
-    args = small_args(
-        run_dir=str(folder),
-        env_id=PADDED,
-        action_head="nodes",
-        num_workers=workers,
-        total_timesteps=2560,
-        save_model=True,
-        eval_episodes=10,
-        **flags,
-    )
+    flags |= dict(env_id=PADDED, action_head="nodes", num_workers=workers, save_model=True)
+    args = small_args(run_dir=str(folder), total_timesteps=2560, eval_episodes=10, **flags)
     rows = services.run(ppo_graph, args)
     assert np.mean([row["return"] for row in rows]) == 1
     env = Padded()
@@ -232,7 +222,6 @@ def test_padded_mask_of_nodes(workers, tmp_path):
 
 def test_mask_that_allows_what_is_no_node():
     """It is named: the padding must be zero."""
-    with pytest.raises(
-        UsageError, match="env 0, step 0, leaf 'action_mask': option 5 is allowed, th"
-    ):
+    words = "env 0, step 0, leaf 'action_mask': option 5 is allowed, th"
+    with pytest.raises(UsageError, match=words):
         make_envs([lambda: Padded(beyond=5)], action_head="nodes").reset(0)

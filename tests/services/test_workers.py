@@ -58,15 +58,9 @@ def some_actions(envs, step, rng):
     return [sample(envs.action_space, rng) for _ in step.reward]
 
 
-KINDS = (
-    [(observation, "discrete", "flat") for observation in OBSERVATIONS]
-    + [("vector", action, "flat") for action in ACTIONS]
-    + [
-        ("graph_edges", "discrete", "nodes"),
-        ("set", "discrete", "avail_actions"),
-        ("mixed", "mixed", "flat"),
-    ]
-)
+KINDS = [(observation, "discrete", "flat") for observation in OBSERVATIONS]
+KINDS += [("vector", action, "flat") for action in ACTIONS] + [("mixed", "mixed", "flat")]
+KINDS += [("graph_edges", "discrete", "nodes"), ("set", "discrete", "avail_actions")]
 
 
 @pytest.mark.parametrize("observation, action, head", KINDS)
@@ -110,12 +104,8 @@ class Own(gym.Env):
 
     def __init__(self, number=0, fault="", at=3, victim=1, width=4):
         self.number, self.fault, self.at, self.victim = number, fault, at, victim
-        self.observation_space, self.first_seed, self.t = (
-            vector(width, low=-np.inf, high=np.inf),
-            None,
-            0,
-        )
-        self.wrong = False
+        self.observation_space = vector(width, low=-np.inf, high=np.inf)
+        self.first_seed, self.t, self.wrong = None, 0, False
 
     def observe(self):
         obs = [self.number, os.getpid() % 65536, random.random(), np.random.random()]
@@ -178,9 +168,8 @@ def test_worker_that_is_lost(fault, sentence, num_workers, span):
     """It is named by its environments and the step; the others leave as ever."""
     with started([lambda: Own(fault=fault)] * 3, num_workers, env_timeout=0.5) as envs:
         envs.reset(0)
-        with pytest.raises(
-            ChildProcessError, match=f"step 3: the worker of envs {span} {sentence}"
-        ):
+        words = f"step 3: the worker of envs {span} {sentence}"
+        with pytest.raises(ChildProcessError, match=words):
             for _ in range(5):
                 envs.step([0] * 3)
         processes, begin = [process for process, _, _ in envs.workers], time.time()
@@ -192,9 +181,8 @@ def test_worker_that_was_killed_between_steps():
     with started([Own] * 4, 2, first=4) as envs:  # those of rank 1
         envs.reset(0)
         envs.workers[1][0].kill()
-        with pytest.raises(
-            ChildProcessError, match="step 1: the worker of envs 6 to 7 died with exit code -9"
-        ):
+        words = "step 1: the worker of envs 6 to 7 died with exit code -9"
+        with pytest.raises(ChildProcessError, match=words):
             envs.step([0] * 4)
 
 
@@ -228,9 +216,8 @@ def test_worker_that_stops(moment, monkeypatch):
             patched = lambda pipe, timeout: poll(pipe, timeout) and not stop()
             monkeypatch.setattr(mp_connection.Connection, "poll", patched)
         begin = time.time()
-        with pytest.raises(
-            ChildProcessError, match="step 2: .* envs 0 to 1 did not answer within --env-timeout 1"
-        ):
+        words = "step 2: .* envs 0 to 1 did not answer within --env-timeout 1"
+        with pytest.raises(ChildProcessError, match=words):
             envs.step(actions)
         monkeypatch.undo()
     assert time.time() - begin < 10 and not process.is_alive()
@@ -256,9 +243,8 @@ def test_environment_that_cannot_be_made_in_a_worker():
 def test_spawned_workers(monkeypatch):
     """Where processes cannot be forked they are spawned; makers that can be pickled, as those of
     the scripts are, give the same Steps."""
-    args = SimpleNamespace(
-        env_id="cleanrl_graph.envs:PoissonGraph-v0", env_kwargs={"episode_length": 3}
-    )
+    name = "cleanrl_graph.envs:PoissonGraph-v0"
+    args = SimpleNamespace(env_id=name, env_kwargs={"episode_length": 3})
     makers = [partial(ppo_graph.make_env, args, i) for i in range(2)]
     monkeypatch.setattr(workers.mp, "get_all_start_methods", lambda: ["spawn"])
     local = in_this_process(makers)
@@ -311,11 +297,11 @@ def test_env_i_has_entry_i_modulo_the_number(num_workers):
     tasks = [{"number": 1}, {"number": 2}, {"number": 4}]
     args = small_args(env_id="Own-v0", env_kwargs=tasks, num_workers=num_workers)
     makers = [partial(ppo_graph.make_env, args, 8 + i) for i in range(4)]
-    with contextlib.closing(
-        WorkerEnvs(partial(make_envs, ppo_graph, args), makers, args, 8)
-        if num_workers
-        else in_this_process(makers, 8)
-    ) as envs:
+    if num_workers:
+        envs = WorkerEnvs(partial(make_envs, ppo_graph, args), makers, args, 8)
+    else:
+        envs = in_this_process(makers, 8)
+    with contextlib.closing(envs):
         assert envs.reset(0).obs.values[0][:, 0].tolist() == [4, 1, 2, 4]
         assert envs.step([0] * 4).obs.values[0][:, 0].tolist() == [4, 1, 2, 4]
 

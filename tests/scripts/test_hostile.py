@@ -7,23 +7,21 @@ import importlib.metadata
 import re
 import textwrap
 from functools import partial
-from pathlib import Path
 
 import gymnasium as gym
 import hostile
 import numpy as np
 import pytest
-import torch
 import tries
 from gymnasium import spaces
 from helpers import ListEnv, command, make_envs, run, run_folder, vector
 
-from cleanrl_graph import ppo_graph, ppo_graph_agents, ppo_gtrxl, ppo_lstm_sparse
+from cleanrl_graph import ppo_graph_agents, ppo_gtrxl, ppo_lstm_sparse
 from cleanrl_graph.envs import fitting
-from cleanrl_graph.services import checkpoint
 
 OURS = "cleanrl_graph.envs.wrappers"
 IN_RUNS = {  # what the environments alone do not find, or not alone
+    "actions: an entry that is only played",
     "observations: text space",
     "returns: mask of reset alone",
 }
@@ -140,4 +138,357 @@ def test_run(name, imported):
 def imported(tmp_path_factory):
     """What a first training imports, so that the processes of tries need not."""
     run(tmp_path_factory.mktemp("runs"), env_id="CartPole-v1", checkpoint_every=1)
-    assert ppo_gtrxl and ppo_lstm_sparse
+
+
+WRONG = {
+    "silent": dict(accept=lambda env, action: False),
+    "hang": dict(hooks={"step": hostile.wait()}, limit=1),
+    "other": dict(hooks={"step": hostile.raises(KeyError("a"))}),
+    "traceback": dict(before=lambda go: exec("import torch; del torch.cat")),
+}
+
+
+@pytest.mark.parametrize("result", WRONG)
+def test_failures_are_seen(result, monkeypatch, imported):
+    """Actions that an environment does not accept, one that never returns, one that raises, and an
+    exception of a script."""
+    each = hostile.Try("process", result, **WRONG[result])
+    monkeypatch.setitem(hostile.TRIES, f"process: {result}", each)
+    assert tries.attempt(each, each.script).result == result
+
+
+def test_table_of_tries():
+    rows = [tries.Row("flags", name, "ppo_graph", "", "sentence", "") for name in "ab"]
+    rows.append(tries.Row("files", "c", "ppo_graph", "", "hang", "it did not end"))
+    text = tries.table(rows, "command", 1.0)
+    assert "| all | 3 | 3 | 0 | 2 | 0 | 1 | 0 | 0 |" in text
+    assert "- files, c, ppo_graph: hang. it did not end" in text
+
+
+# ---- Odd forms that are read ----
+SHAPES = {  # space, observations in another shape, the values of the first one
+    "number for a row": (vector(1), [np.float32(0.5), 0.25], [[0.5]]),
+    "row for a number": (vector(), [np.array([0.5]), [0.25]], [0.5]),
+    "row of a row": (vector(3), [np.ones((1, 3)), np.ones((3, 1))], [[1, 1, 1]]),
+    "rows of a set": (
+        spaces.Dict(a=hostile.THREE, s=hostile.stacked(vector())),
+        [{"a": 0, "s": np.ones((2, 1))}, {"a": [1], "s": np.ones((0, 1))}],
+        [1, 1],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SHAPES)
+def test_shape_with_other_axes_of_one(case, notes, capsys):
+    """It is read as what is declared, which is said once."""
+    space, observations, values = SHAPES[case]
+    envs = make_envs([lambda: ListEnv(space, [*observations, *observations])] * 2)
+    assert envs.reset(0).obs.values[-1].tolist() == values * 2
+    envs.step([0, 0])
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == len(set(lines)) and "is read as" in lines[0]
+
+
+def test_result_in_an_odd_form():
+    """Arrays of one bool, numbers 0 and 1, text or numbers for groups, and returns in arrays, as
+    older vectors of gymnasium write them, are simply read."""
+
+    class Odd(ListEnv):
+        def step(self, action):
+            self.t += 1
+            info = {"group": self.t, "eval": {"cost": np.array([3.0]), "rule": None, "text": "x"}}
+            info["episode"] = {"r": np.array([7.5]), "l": np.array([3])}
+            return np.zeros(2), 1.0, np.array([self.t == 2]), np.int64(self.t == 3), info
+
+    envs = make_envs([lambda: Odd(vector(2), [np.zeros(2)] * 5)])
+    envs.reset(0)
+    ends = [envs.step([0]) for _ in range(2)]
+    assert [bool(step.terminated[0]) for step in ends] == [False, True]
+    ((_, info),) = ends[1].infos
+    assert info["group"] == 2 and info["eval"]["cost"].tolist() == [3]
+    assert info["episode"] == {"r": 7.5, "l": 3}
+
+
+# ---- Rewards of agents, and of objectives; other environments of their own ----
+class Simple(gym.Env):
+    """Two numbers; episodes of 5 steps, or without an end."""
+
+    observation_space, action_space = vector(2), spaces.Discrete(2)
+    num_steps = 5
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.array([self.t / 10, 0], np.float32), 1.0, self.t == self.num_steps, False, {}
+
+
+class Endless(Simple):
+    num_steps = None
+
+
+class NoSeed(Simple):
+    """Of the days before gymnasium."""
+
+    def reset(self):
+        return super().reset()
+
+
+class Old(NoSeed):
+    """Of the days before, too."""
+
+    def reset(self):
+        return super().reset()[0]
+
+    def step(self, action):
+        obs, reward, ended, _, info = super().step(action)
+        return obs, reward, ended, info
+
+
+class Strict(Simple):
+    def step(self, action):
+        if type(action) is not int:
+            raise AssertionError(f"action must be an integer: {action} is invalid")
+        return super().step(action)
+
+
+class Needy(Simple):
+    def __init__(self, n_nodes, *, size):
+        assert n_nodes > 0, "too few"
+
+
+class Objectives(Simple):
+    """A reward for each objective."""
+
+    def step(self, action):
+        obs, reward, *outcome = super().step(action)
+        return obs, np.array([reward, 2 * reward]), *outcome
+
+
+class Linear(gym.Wrapper):
+    def step(self, action):
+        obs, reward, *outcome = super().step(action)
+        return obs, float(reward.sum()), *outcome
+
+
+class Team(gym.Env):
+    """Each agent is shown which of its two actions is right, and rewarded. `of` is the kind of
+    observation, action, rewards and ends: tuple or dict. Agent 1 ends after 2 steps, all after
+    3."""
+
+    def __init__(self, of="tuple", lists_ends=True):
+        self.names = [0, 1, 2] if of == "tuple" else list("abc")
+        self.of, self.lists_ends = of, lists_ends
+        kind = spaces.Tuple if of == "tuple" else spaces.Dict
+        self.observation_space = kind(self.pack([vector(2)] * 3))
+        self.action_space = kind(self.pack([spaces.Discrete(2)] * 3))
+
+    def pack(self, values):
+        return tuple(values) if self.of == "tuple" else dict(zip(self.names, values))
+
+    def observe(self):
+        self.right = self.np_random.integers(2, size=3)
+        return self.pack(list(np.eye(2, dtype=np.float32)[self.right]))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        self.t += 1
+        chosen = [action.get(name) if self.of == "dict" else action[name] for name in self.names]
+        rewards = self.pack([float(a == b) for a, b in zip(chosen, self.right)])
+        ends = [self.t >= 3, self.t >= 2, self.t >= 3]
+        over = self.pack(ends) if self.lists_ends else all(ends)
+        return self.observe(), list(rewards) if self.of == "tuple" else rewards, over, False, {}
+
+
+for kind in (Simple, Endless, NoSeed, Strict, Needy, Objectives, Team):
+    gym.register(f"{kind.__name__}-v0", entry_point=kind)
+gym.register("Needy-v1", entry_point=lambda n_nodes: Simple())
+
+
+def fails(sentence, folder, **flags):
+    """A run ends with an error of those that the command line prints alone, and it holds the
+    sentence."""
+    with pytest.raises((ValueError, gym.error.Error, OSError, SystemExit)) as error:
+        run(folder, **flags)
+    assert re.search(sentence, str(error.value), re.S), error.value
+
+
+OF_AGENTS = (
+    r"reward is \[.*\], not a finite number: in ppo_graph_agents.py each agent has its own; "
+)
+OF_AGENTS += f"--wrap {OURS}:MeanReward takes the mean"
+OLD = r"reset.* \(an environment of gym's old interface needs .*argument 'seed'"
+NEEDS = r"""\(give --env-kwargs '{"n_nodes": ...}'\)"""
+TOO_FEW = r"Needy-v0 \(its arguments are --env-kwargs\): AssertionError: too few"
+
+
+@pytest.mark.parametrize(
+    "name, kwargs, sentence",
+    [
+        ("Team-v0", {}, OF_AGENTS),
+        ("NoSeed-v0", {}, OLD),
+        ("Strict-v0", {}, rf"\(where Python's int is needed: --wrap {OURS}:PythonInts\)"),
+        ("Simple-v0", {"nope": 1}, "keyword argument 'nope'|takes no arguments"),
+        ("Needy-v0", {"size": 1}, NEEDS),
+        ("Needy-v0", {"n_nodes": 1}, '"size": '),
+        ("Needy-v0", {"n_nodes": -1, "size": 1}, TOO_FEW),  # which it has, and refuses
+        ("Needy-v1", {}, NEEDS),
+    ],
+)
+def test_advice(name, kwargs, sentence, tmp_path):
+    """The flag, the script or the wrapper that an environment needs."""
+    fails(sentence, tmp_path, env_id=name, env_kwargs=kwargs)
+
+
+@pytest.mark.parametrize("name", ["Team", "Objectives", "Strict", "Old"])
+def test_advice_helps(name, tmp_path, monkeypatch):
+    """A wrapper of --wrap, or the guide's around an old one; its rewards are what is logged."""
+    text = (hostile.ROOT / "cleanrl_graph" / "README.md").read_text()
+    code = text.partition("gym's old interface")[2].partition("```python")[2].partition("```")[0]
+    names = {}
+    exec(f"import gymnasium as gym\n{textwrap.dedent(code)}", names)
+    wrapped = {"id": "Old-v0", "entry_point": lambda: names["NewInterface"](Old())}
+    monkeypatch.setitem(gym.registry, "Old-v0", gym.envs.registration.EnvSpec(**wrapped))
+    wraps = {"Team": f"{OURS}:MeanReward", "Objectives": f"{__name__}:Linear", "Old": ""}
+    wraps |= {"Strict": f"{OURS}:PythonInts"}
+    wrap = tuple(filter(None, [wraps[name]]))
+    flags = dict(wrap=wrap, num_workers=2 if name == "Team" else 0, eval_episodes=2)
+    result = run(tmp_path, env_id=f"{name}-v0", **flags)
+    rows = [(row["return"], row["length"]) for row in result.rows]
+    if name == "Team":
+        assert all(0 <= total <= 3 and length == 3 for total, length in rows)
+    else:
+        total = 15.0 if name == "Objectives" else 5.0
+        assert rows == [(total, 5)] * 2
+        assert {value for _, value in result.scalars["charts/episodic_return"]} == {total}
+
+
+@pytest.mark.parametrize("of, lists_ends", [("tuple", True), ("dict", True), ("dict", False)])
+def test_agents_become_a_set(of, lists_ends, tmp_path):
+    """In the script of agents, by itself: they learn, and one that has ended is gone."""
+    kwargs = {"of": of, "lists_ends": lists_ends}
+    flags = dict(env_id="Team-v0", env_kwargs=kwargs, total_timesteps=1536, learning_rate=2e-2)
+    flags |= dict(num_envs=8, num_steps=16, eval_episodes=20)
+    result = run(tmp_path, ppo_graph_agents, **flags)
+    assert np.mean([row["return"] for row in result.rows]) > 2.9
+    rows = result.scalars["charts/rows/agents"][-1][1]
+    assert rows == pytest.approx(8 / 3 if lists_ends else 3, abs=0.05)
+
+
+def test_episode_that_never_ends(tmp_path):
+    """The evaluation cuts it off; so it does in training's log, where it is no episode."""
+    result = run(tmp_path, env_id="Endless-v0", eval_episodes=2, eval_max_steps=70)
+    cut = {"length": 70, "return": 70.0, "cut": 1}
+    beside = {f"sampled {name}": value for name, value in cut.items()}
+    assert result.rows == [{"episode": i, **cut, **beside} for i in range(2)]
+    assert "charts/episodic_return" not in result.scalars
+
+
+def test_schedule_that_does_not_end(tmp_path):
+    """It counts with what was scheduled so far, and is marked."""
+    flags = dict(env_id="envs:JobShop-v0", eval_suite="ft", eval_samples=2, eval_max_steps=40)
+    rows = run(tmp_path, total_timesteps=0, **flags).rows
+    for column in ("greedy", "best of 2"):  # ft06 has 36 operations, the others have 100
+        assert [row[column] > 0 for row in rows] == [True] * 3
+    assert [row.get("cut") for row in rows] == [None, 3, 3]
+
+
+@pytest.mark.parametrize("script", [ppo_gtrxl, ppo_lstm_sparse], ids=lambda s: s.__name__)
+def test_more_minibatches_than_environments(script, tmp_path):
+    """They are pieces of the rollout in time; up to one for each step."""
+    for num in (4, 24):
+        result = run(tmp_path / str(num), script, env_id="Simple-v0", num_minibatches=num)
+        mismatch = result.scalars["debug/collection_mismatch"]
+        assert mismatch and all(0 <= value < 1e-5 for _, value in mismatch)
+
+
+# ---- Modules and the command line ----
+MODULES = {
+    "shy": "def register(needed): pass\ndef register_envs():\n"
+    "    gymnasium.register('Shy-v0', lambda: gymnasium.make('CartPole-v1'))",
+    "old": "def register_envs(): raise RuntimeError('old')",
+    "quiet": "def register(): pass",
+    "loud": "gymnasium.register('Loud-v0', entry_point='elsewhere:Loud')",
+}
+QUIET = r"\(quiet_module was imported and registered nothing: call its register function"
+
+
+def test_ids_of_modules(tmp_path, monkeypatch, notes):
+    """A function without arguments that the module has for that is called; a module that registers
+    nothing is named, and so is one that was not imported and resembles an unknown id."""
+    for name, text in MODULES.items():
+        (tmp_path / f"{name}_module.py").write_text(f"import gymnasium\n{text}")
+    files = {
+        "grids/levels.py": "register(id='Toddler-Walk-v0')",
+        "grids-1.0.dist-info/METADATA": "Name: grids\nVersion: 1.0\nRequires-Dist: gymnasium>=1",
+        "grids-1.0.dist-info/RECORD": "grids/levels.py,,",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    run(tmp_path / "runs", env_id="shy_module:Shy-v0")
+    assert "called shy_module.register_envs(), which registers ids" in fitting.SAID
+    packages = {"minigrid": ["Minigrid"], "ale_py": ["ale-py"], "mo_gymnasium": ["mo-gymnasium"]}
+    packages |= {"grids": ["grids"]}
+    monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: packages)
+    for k, (env_id, sentence) in enumerate(
+        [
+            ("old_module:Older-v1", r"\(or module:Name-v0\): RuntimeError: old"),
+            ("quiet_module:Quiet-v0", QUIET),  # imported now
+            ("quiet_module:Quiet-v0", QUIET),  # and before
+            ("loud_module:Lood-v0", r"\(or module:Name-v0\)"),
+            ("helpers:Nope-v0", r"\(or module:Name-v0\)"),
+            ("MiniGridder-Empty-v0", r"\(not imported\? --env-id minigrid:MiniGridder-Empty-v0\)"),
+            ("ALE/Nothing-v5", r"\(not imported\? --env-id ale_py:ALE/Nothing-v5\)"),
+            ("Gymnasium-v0", r"\(or module:Name-v0\)"),
+            ("Toddler-Walk-v0", r"\(not imported\? --env-id grids:Toddler-Walk-v0\)"),
+            ("Toddler-Run-v0", r"\(or module:Name-v0\)"),
+        ]
+    ):
+        fails(sentence, tmp_path / f"{k}", env_id=env_id)
+    del gym.registry["Loud-v0"], gym.registry["Shy-v0"]
+
+
+SMALL = "--total-timesteps 32 --num-envs 2 --num-steps 8 --num-minibatches 2 --hidden-dims 8 "
+SMALL += "--eval-episodes 1 --no-cuda"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_command_line(workers, tmp_path):
+    """A wrong flag, or an environment that exits, ends with exit code 1 and a sentence, below no
+    frames but the environment's own. It and its wrapper are looked for in the current folder; what
+    is reported is its own return, before wrappers."""
+    name = f"my_envs_{workers}"
+    (tmp_path / f"{name}.py").write_text(
+        "import sys, gymnasium as gym, numpy as np\n"
+        "class Env(gym.Env):\n"
+        "    observation_space = gym.spaces.Box(0, 1, (2,), np.float32)\n"
+        "    action_space = gym.spaces.Discrete(2)\n"
+        "    def __init__(self, size=1): self.size = size\n"
+        "    def reset(self, *, seed=None, options=None): return np.zeros(2, np.float32), {}\n"
+        "    def step(self, a):\n"
+        "        if self.size == 0: sys.exit(0)\n"
+        "        return np.zeros(2, np.float32), float(self.size), True, False, {}\n"
+        "def twice(env): return gym.wrappers.TransformReward(env, lambda r: 2 * r)\n"
+        f"gym.register('Mine{workers}-v0', entry_point=Env)\n"
+    )
+    flags = [*SMALL.split(), "--env-id", f"{name}:Mine{workers}-v0", "--num-workers", workers]
+    kwargs = ["--wrap", f"{name}:twice", "--env-kwargs"]
+    code, out, err = command(*flags, *kwargs, '{"size": 7}', cwd=tmp_path)
+    assert code == 0 and "| 0 | 1 | 7 |" in out, err
+    folder = run_folder(tmp_path / "runs")
+    assert folder.name.startswith(f"Mine{workers}-v0-")  # and what tells other kwargs apart
+    code, out, err = command(*flags, *kwargs, '{"size": 0}', "--run-dir", "exits", cwd=tmp_path)
+    assert code == 1 and f"{name}.py" in err and "ppo_graph.py" not in err, err
+    assert err.strip().splitlines()[-1].startswith("env 0, step 1, step(")
+    code, out, err = command(*flags, "--wrap", "nope", cwd=tmp_path)
+    assert code == 1 and re.fullmatch("env 0: .*--wrap nope: there is no such wrapper.*\n", err), (
+        err
+    )

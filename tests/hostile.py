@@ -1159,11 +1159,10 @@ for name, change in {
     flags = "--load-model checkpoint_1.ckpt" if "checkpoint" in name else MODEL
     said = f"{flags[:12]} .*{flags[13:]}: not a file that a run wrote"
     files(f"a model, {name}", said, after_run(change), flags)
-taken = dict(says="taken from the file: ", is_compared=False)
-files("a model", before=after_run(), flags=MODEL, **taken)
-files(
-    "a checkpoint as a model", before=after_run(), flags="--load-model checkpoint_1.ckpt", **taken
-)
+taken = dict(says="from the file: --gnn gine; not taken: --gamma 0.9\n", is_compared=False)
+taken["before"] = after_run(more="--save-model --checkpoint-every 1 --gnn gine --gamma 0.9")
+files("a model", flags=MODEL, **taken)
+files("a checkpoint as a model", flags="--load-model checkpoint_1.ckpt", **taken)
 files("a model of NaN", "not finite", after_run(rewritten(no_number)), MODEL)
 files("a model of another width", "is of another network", after_run(), f"{MODEL} --hidden-dims 5")
 changed = after_run(rewritten(another_weight))
@@ -1375,6 +1374,8 @@ for script, flags in {
     "ppo_lstm_sparse": "--lstm-dim 0",
 }.items():
     flag(flags, flags.replace("=", " ").split()[0], script=script)
+for flags in "bc-anneal -0.5,aux-coef nan,bc-coef inf,pg-coef -1.0,bc-minibatch-size 0".split(","):
+    flag(f"--{flags}", f"--{flags}: a number from . to inf is needed", script="ppo_graph_aux")
 flag("--num-heads 3", "num-heads|heads", script="ppo_gtrxl")
 for name, frame in {
     "floats": np.zeros((8, 8, 3)),

@@ -1349,7 +1349,8 @@ for flags, said in {
 }.items():
     flag(flags, said)
 flag("--exp-name " + "x" * 300, "cannot write to the folder of the run", name="--exp-name too long")
-flag("--learning-rate 1e30", "update .* is (nan|inf)", hooks={})
+for flags in ("--learning-rate 1e30", "--vf-coef 1e38 --max-grad-norm inf"):
+    flag(flags, r"update 1: losses/\w+ is (nan|inf|-inf).*--learning-rate", hooks={}, **FAILED)
 for flags in (
     "--learning-rate 0",
     "--max-grad-norm inf",

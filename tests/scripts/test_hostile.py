@@ -97,19 +97,18 @@ def test_walk(name, num_workers, notes, capsys):
 
 
 RUNS = IN_RUNS | {
-    "actions: a start below 0",
-    "actions: one per node, stack=False",
-    "observations: a view of a buffer",
-    "observations: mask in a matrix",
-    "process: SIGTERM",
-    "process: a worker sleeps",
-    "process: a worker is killed",
-    "process: close() raises",
-    "process: close() exits in a suite",
-    "process: raises when played",
-    "raises: SystemExit",
-    "raises: in its constructor",
-    "returns: info None",
+    *("actions: a start below 0", "actions: one per node, stack=False", "actions: 1,000 numbers"),
+    *("actions: 1,200 bits", "actions: 1,200 bits, framestack", "actions: few rows, framestack"),
+    *("actions: mostly no row, stack=True", "actions: one per node, stack=True"),
+    *("observations: a view of a buffer", "observations: mask in a matrix"),
+    *("observations: width 0", "observations: width 0 beside a vector"),
+    *("observations: nodes of width 0", "observations: width 0 in a set"),
+    *("observations: a/b beside a: {b}", "observations: space of big-endian integers"),
+    *("process: SIGTERM", "process: a worker sleeps", "process: a worker is killed"),
+    *("process: close() raises", "process: close() exits in a suite"),
+    *("process: raises when played", "process: changes the folder"),
+    *("process: torch makes no gradients", "flags: a layer that make_conv does not know"),
+    *("raises: SystemExit", "raises: in its constructor", "returns: info None"),
 }
 SLOW = {"files: the diffs of the README", "files: a script alone"}  # other tests have them
 

@@ -641,6 +641,10 @@ for name, values in {"near 2^62": (2**62, 2**62 - 1, 0), "below 0": (-5, -6, -(2
         fine(f"ids {name}, {script}", IDS, ids(*values), script=script)
 ends = ids(2**63 - 1, -(2**63), 0)
 fine("ids at the ends of int64", IDS, ends)
+nobody = {"g": graph(0, empty), "node_ids": np.zeros(0, int)}
+some_nodes = lambda env: nobody if env.index else ids(0, 1, 2)(env)  # noqa: E731
+for script in ("ppo_graph", "ppo_lstm_sparse", "ppo_gtrxl", "ppo_framestack"):
+    fine(f"nodes of one environment alone, {script}", IDS, some_nodes, script=script)
 edged = dict(script="ppo_lstm_sparse", flags="--remember-edges")
 fine("ids at the ends, remembered edges", IDS, ends, **edged)
 for name, values, words in [
@@ -1202,14 +1206,15 @@ files("a checkpoint of another script", said, other_script, "--resume checkpoint
 files("a full disk", "cannot write .*No space left", after_run(to_full_device), AUTO)
 never = dict(hooks=dict(step=raises(KeyError("a step was made"))))
 said = "cannot write to the folder of the run"
-files("a full disk at the start", said, full(1000), **never)
+unmade = dict(hooks=dict(init=raises(KeyError("an environment was made"))))
+files("a full disk at the start", said, full(1000), **unmade)
 wide = "--hidden-dims 512 512 --checkpoint-every 1"
 files("a full disk at a checkpoint", "cannot write .*checkpoint_0", full(70_000), wide)
 unsaved = dict(hooks=dict(reset=when_played(exits)), after=left("-model.pt", "-*.tmp"))
 wide = "--hidden-dims 512 512 --save-model"
 files("a full disk at the model", "cannot write .*model.pt", full(70_000), wide, **unsaved)
 in_the_way = lambda go: Path(FOLDER, "runs").touch()  # noqa: E731
-files("a file for the folder of runs", f"{said} .*--run-dir", in_the_way, **never)
+files("a file for the folder of runs", f"{said} .*--run-dir", in_the_way, **unmade)
 files("a folder that nobody can write", said, flags="--run-dir /proc/nope", **never)
 folder = in_place_of("model.pt")
 files("a folder for the model", "cannot write .*model.pt", hooks=folder, flags="--save-model")

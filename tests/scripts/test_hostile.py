@@ -102,6 +102,7 @@ RUNS = IN_RUNS | {
     *("actions: mostly no row, stack=True", "actions: one per node, stack=True"),
     *("observations: a view of a buffer", "observations: mask in a matrix"),
     *("observations: width 0", "observations: width 0 beside a vector"),
+    "observations: nodes of one environment alone, ppo_lstm_sparse",
     *("observations: nodes of width 0", "observations: width 0 in a set"),
     *("observations: a/b beside a: {b}", "observations: space of big-endian integers"),
     *("process: SIGTERM", "process: a worker sleeps", "process: a worker is killed"),

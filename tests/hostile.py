@@ -4,13 +4,11 @@ It imports little, since processes that load copies of environments import it. A
 folder of its own: FOLDER, in which environments leave notes."""
 
 import contextlib
-import json
 import os
 import pickle
 import random
 import re
 import resource
-import shlex
 import shutil
 import signal
 import subprocess
@@ -419,7 +417,7 @@ fine("bools where floats are declared", PAIR, np.array([True, False]))
 fine("matrix", PAIR, np.asmatrix([0.0, 1]), is_compared=False)
 fine("memoryview", PAIR, lambda env: memoryview(counted(env)))
 fine("tensor", PAIR, lambda env: tensor([0.5, env.t]))
-gradients = lambda env: tensor([0.5, 1], requires_grad=True)  # noqa: E731
+gradients = lambda env: tensor([0.5, 1], requires_grad=True)
 wrong("tensor with gradients", PAIR, gradients, "obs", "requires grad")
 wrong("2 in a space of bool", spaces.Box(0, 1, (2,), np.bool_), [2, 0], "obs", "value 2")
 wrong("rows of several lengths", vector(2, 2), [[1, 2], [3]], "obs", "cannot be read: ValueError")
@@ -466,7 +464,7 @@ wrong("floats where integers are declared", BYTES, np.array([2.0, 1]), "obs", "d
 wrong("256 as a bit", MultiBinary(2), np.array([256, 0]), "obs", "value 256")
 fine("exact integers", whole(np.int64), np.array([2**62 + 1, -(2**62) - 1]))
 fine("exact uint32", whole(np.uint32), np.array([2**32 - 1, 1], np.uint32))
-two_kinds = lambda env: np.array([2**60 + 1], np.uint64 if env.index else np.int64)  # noqa: E731
+two_kinds = lambda env: np.array([2**60 + 1], np.uint64 if env.index else np.int64)
 fine("exact in two dtypes", whole(np.int64, 1), two_kinds)
 fine("exact rows in two dtypes", stacked(whole(np.int64, 1)), lambda env: two_kinds(env)[None])
 
@@ -506,7 +504,7 @@ fine("picture of uint16", spaces.Box(0, 65535, (8, 8, 1), np.uint16))
 fine("picture of one row", spaces.Box(0, 255, (1, 1, 3), np.uint8))
 fine("wide picture", spaces.Box(0, 255, (8, 200, 3), np.uint8))
 wrong("shape that changes", PAIR, np.ones(3), "obs", "shape (3,) where dtype float32, shape (2,)")
-changing = lambda env: vector(random.SystemRandom().randrange(3, 9999))  # noqa: E731
+changing = lambda env: vector(random.SystemRandom().randrange(3, 9999))
 refused("space that changes", changing, r"not all entries have the observation space Box\(")
 
 # Names
@@ -574,7 +572,7 @@ fine("no node, links None", GRAPH, graph(0, None))
 fine("nodes None", GRAPH, spaces.GraphInstance(None, None, None), is_compared=False)
 fine("no edge", EDGES, graph(3, None))
 fine("one node with a loop", GRAPH, graph(1, [[0, 0]] * 5))
-in_turn = lambda env: graph(3000 * (env.t % 2), empty)  # noqa: E731
+in_turn = lambda env: graph(3000 * (env.t % 2), empty)
 fine("none and 3,000 nodes in turn", GRAPH, in_turn)
 fine("links as uint64", GRAPH, graph(3, np.array([[0, 1]], np.uint64)))
 fine("links as bools", GRAPH, graph(3, np.array([[False, True]])))
@@ -614,7 +612,7 @@ wrong("a category of a node", spaces.Graph(THREE, None), coloured, "obs.nodes", 
 fine("a set as a list", SET, [[0.5, 1], [2, 3]])
 fine("an empty set", SET, np.zeros((0, 2)))
 fine("rows that are none", ROWS, ())
-generated = lambda env: (counted(env) for _ in range(3))  # noqa: E731
+generated = lambda env: (counted(env) for _ in range(3))
 fine("rows from a generator", ROWS, generated, is_compared=False)
 fine("rows as an array", ROWS, np.ones((3, 2)))
 fine("rows as a list of lists", ROWS, [[1, 2.5]] * 2)
@@ -633,7 +631,7 @@ wrong("keys of a set disagree", stacked(two), unequal, "obs.b", "3 rows where 'o
 wrong("a pixel of 256 in a set", stacked(BYTES), [[0, 0], [0, 256]], "obs", "value 256 in row 1")
 
 # node_ids
-ids = lambda *values: lambda env: {"g": graph(3), "node_ids": np.array(values)}  # noqa: E731
+ids = lambda *values: lambda env: {"g": graph(3), "node_ids": np.array(values)}
 fine("ids that are new in each step", IDS, lambda env: ids(*(np.arange(3) + 3 * env.t))(env))
 fine("ids of width 1", with_ids(whole(np.int64, 1)), ids([1], [2], [3]), is_again=False)
 for name, values in {"near 2^62": (2**62, 2**62 - 1, 0), "below 0": (-5, -6, -(2**62))}.items():
@@ -642,7 +640,7 @@ for name, values in {"near 2^62": (2**62, 2**62 - 1, 0), "below 0": (-5, -6, -(2
 ends = ids(2**63 - 1, -(2**63), 0)
 fine("ids at the ends of int64", IDS, ends)
 nobody = {"g": graph(0, empty), "node_ids": np.zeros(0, int)}
-some_nodes = lambda env: nobody if env.index else ids(0, 1, 2)(env)  # noqa: E731
+some_nodes = lambda env: nobody if env.index else ids(0, 1, 2)(env)
 for script in ("ppo_graph", "ppo_lstm_sparse", "ppo_gtrxl", "ppo_framestack"):
     fine(f"nodes of one environment alone, {script}", IDS, some_nodes, script=script)
 edged = dict(script="ppo_lstm_sparse", flags="--remember-edges")
@@ -656,13 +654,13 @@ for name, values, words in [
 ]:
     wrong(f"ids {name}", IDS, ids(*values), "node_ids", words)
 few = spaces.Dict(x=stacked(vector()), node_ids=stacked(spaces.Box(0, 255, (), np.uint8)))
-of_set = lambda *values: {"x": np.zeros(2), "node_ids": np.array(values)}  # noqa: E731
+of_set = lambda *values: {"x": np.zeros(2), "node_ids": np.array(values)}
 wrong("ids of a set, equal", few, of_set(5, 5), "node_ids", "the id 5 occurs twice, at index 1")
 wrong("an id beyond its dtype", few, of_set(5, 260), "node_ids", "value 260 in row 1; uint8 is")
 refused("ids that are float32", with_ids(vector()), "leaf 'node_ids': .* must be integers in a")
 
 # Masks
-allowed = lambda *options: dict(accept=lambda env, action: action in options)  # noqa: E731
+allowed = lambda *options: dict(accept=lambda env, action: action in options)
 small = with_mask(vector(3, low=0, high=1))
 fine("mask of bools", MASKED, masked(np.array([True, False, True])), **allowed(0, 2))
 fine("mask of 2 and -1", MASKED, masked(np.array([2, 0, -1])), **allowed(0, 2))
@@ -700,7 +698,7 @@ for num in (0, 4):
     wrong(f"{num} nodes for 3 actions", ROWS_MASKED, own, "g.nodes", words)
 nothing = {"avail_actions": np.zeros((0, 2))}
 wrong("nothing to choose", options, nothing, "avail_actions", "0 rows to choose from")
-late = lambda *result: (*result[:4], {"action_mask": np.ones(3)})  # noqa: E731
+late = lambda *result: (*result[:4], {"action_mask": np.ones(3)})
 add("observations", "the mask comes late", "env 1, step 3: .*the first reset had none", change=late)
 for name, space, own in [
     ("too short", MultiBinary(2), THREE),
@@ -721,12 +719,12 @@ def action(name, space, expected="trains", **fields) -> None:
     add("actions", name, expected, action=space, **fields)
 
 
-def after_kwarg(space: gym.Space) -> Callable:
+def by_kwarg(space: gym.Space) -> Callable:
     """A space whose bound is the environment's keyword argument b."""
     return lambda env: space(env.kwargs["b"])
 
 
-of_kind = lambda env, action: type(action) is np.int64  # noqa: E731
+of_kind = lambda env, action: type(action) is np.int64
 action("Discrete", THREE, accept=of_kind, after=chance(3))
 action("one option", spaces.Discrete(1))
 action("a start below 0", spaces.Discrete(3, start=-7), after=chance(3))
@@ -803,10 +801,10 @@ for name, space, kwargs in [
     ("names", lambda b: spaces.Dict({f"{b}": THREE}), starts),
 ]:
     said = "--env-kwargs: not all entries have the action space"
-    action(f"own {name}", after_kwarg(space), said, kwargs=kwargs)
-own = after_kwarg(lambda b: spaces.Dict(node=spaces.Discrete(9 + b)))
+    action(f"own {name}", by_kwarg(space), said, kwargs=kwargs)
+own = by_kwarg(lambda b: spaces.Dict(node=spaces.Discrete(9 + b)))
 action("own number of nodes", own, kwargs=starts, observation=GRAPH, show=graph(3))
-played = lambda env: vector(2 + env.kwargs.get("b", 0))  # noqa: E731
+played = lambda env: vector(2 + env.kwargs.get("b", 0))
 said = r"--env-kwargs: not all entries have the observation space Box\("
 action("an entry that is only played", THREE, said, observation=played, kwargs=[{}, {}, {"b": 1}])
 
@@ -849,7 +847,7 @@ Outcome = namedtuple("Outcome", "obs reward terminated truncated info")
 for number in (True, np.bool_(1), np.float16(0.5), np.array(2.5), 7, Fraction(1, 2), -0.0):
     returns(f"reward {number!r}", reward=number)
 returns("reward tensor", reward=lambda: tensor(2.0))
-slope = lambda: tensor(2.0, requires_grad=True)  # noqa: E731
+slope = lambda: tensor(2.0, requires_grad=True)
 returns("reward with gradients", "reward is tensor.*requires_grad.* not a finite", reward=slope)
 returns("reward None", "reward is None, not a finite number", reward=lambda: None)
 numbers = ["1.5", 1j, 10**400, {}, np.nan, np.inf, -np.inf, 3.2e38, 10**39, Decimal(2), OwnFloat()]
@@ -994,7 +992,7 @@ together = left("events*", "model.pt", "eval.csv", "*.ckpt")
 WORKERS = "--num-workers 2"
 SOON = "--num-workers 2 --env-timeout 1"
 FAILED = dict(after=left("failed", "-model.pt"))
-exits = lambda env: sys.exit(0)  # noqa: E731
+exits = lambda env: sys.exit(0)
 problems = [StopIteration(1), RecursionError("deep"), MemoryError(), OSError(5, "broken")]
 problems += [BrokenPipeError(32, "p"), EOFError(), ValueError("x" * 10**6), NoCopy(1, 2), Mute()]
 problems += [KeyError("a"), gym.error.InvalidAction("no such door"), ValueError(b"\xff", "\ud800")]
@@ -1030,26 +1028,26 @@ process("seeds torch", of_torch(lambda torch: torch.manual_seed(0)))
 process("torch makes doubles", of_torch(lambda torch: torch.set_default_dtype(torch.float64)))
 process("torch makes no gradients", of_torch(lambda torch: torch.set_grad_enabled(False)))
 process("time stands still", lambda env: setattr(time, "time", lambda: 0.0))
-own = lambda env: setattr(env, "np_random", np.random.RandomState(0))  # noqa: E731
+own = lambda env: setattr(env, "np_random", np.random.RandomState(0))
 process("a generator of old", own, at="reset")
 process("forgets its id", lambda env: gym.registry.pop("Hostile-v0", None), "doesn't exist")
 process("stdout is None", patch(sys, "stdout", None))
 process("umask of all", lambda env: os.umask(0o777))
-endless = lambda env: threading.Thread(target=time.sleep, args=(99,)).start()  # noqa: E731
+endless = lambda env: threading.Thread(target=time.sleep, args=(99,)).start()
 process("a thread without an end", endless)
-cat = lambda env: subprocess.run(["cat"], check=True, stdin=subprocess.DEVNULL)  # noqa: E731
+cat = lambda env: subprocess.run(["cat"], check=True, stdin=subprocess.DEVNULL)
 process("starts a program", cat)
 process("the runs are gone", runs_gone, "No such file .*/runs/")
-appends = lambda env: note("appended", 1)  # noqa: E731
+appends = lambda env: note("appended", 1)
 process("its copies append to a file", appends, says="repeat up to 16 steps")
 process("SIGTERM", kill(signal.SIGTERM), "exit code 143.*SIGTERM: stops after")
 process("SIGINT", kill(signal.SIGINT), "exit code 130.*SIGINT: stops after")
-twice = lambda env: (kill(signal.SIGTERM)(env), kill(signal.SIGTERM)(env))  # noqa: E731
+twice = lambda env: (kill(signal.SIGTERM)(env), kill(signal.SIGTERM)(env))
 process("SIGTERM twice", twice, "exit code 143")
 said = "env 0, step 0, reset.*'the licence'"
 saved = dict(at="reset", flags="--save-model", after=left("model.pt"))
 process("raises when played", when_played(lost), said, **saved)
-suite = lambda env: setattr(env, "eval_suites", {"all": [{}]})  # noqa: E731
+suite = lambda env: setattr(env, "eval_suites", {"all": [{}]})
 closes = dict(init=suite, close=exits)
 with_table = dict(flags="--eval-suite all", after=left("eval.csv"), is_compared=False)
 add("process", "close() exits in a suite", hooks=closes, **with_table)
@@ -1062,7 +1060,7 @@ for name, hook, said in [
 late = "the worker of envs 1 to 1 did not answer within --env-timeout 1 s"
 process("a worker is stopped", kill(signal.SIGSTOP), f"step 3: {late}", flags=SOON)
 process("a worker sleeps", wait(), f"step 3: {late}", flags=SOON)
-slow = lambda env: env.index == 1 and time.sleep(99)  # noqa: E731
+slow = lambda env: env.index == 1 and time.sleep(99)
 process("reset in a worker sleeps", slow, late, "reset", SOON)
 large = dict(flags=SOON, action=vector(200_000), limit=60)
 process("a worker is stopped before large actions", kill(signal.SIGSTOP), late, **large)
@@ -1180,7 +1178,7 @@ anew = "begins a new episode when the run is resumed.*goes on from"
 left_out = dict(says="is left out.*goes on from", **goes_on)
 files("a checkpoint", before=after_run(), says="goes on from", **goes_on)
 files("a checkpoint cut off", before=after_run(damaged("*.ckpt", lambda d: d[:1000])), **left_out)
-flipped = lambda data: data[:-100] + bytes([data[-100] ^ 1]) + data[-99:]  # noqa: E731
+flipped = lambda data: data[:-100] + bytes([data[-100] ^ 1]) + data[-99:]
 files("a checkpoint with another bit", before=after_run(damaged("*.ckpt", flipped)), **left_out)
 files("nothing to resume", flags=AUTO, says="starting anew")
 for flags, said in {
@@ -1213,7 +1211,7 @@ files("a full disk at a checkpoint", "cannot write .*checkpoint_0", full(70_000)
 unsaved = dict(hooks=dict(reset=when_played(exits)), after=left("-model.pt", "-*.tmp"))
 wide = "--hidden-dims 512 512 --save-model"
 files("a full disk at the model", "cannot write .*model.pt", full(70_000), wide, **unsaved)
-in_the_way = lambda go: Path(FOLDER, "runs").touch()  # noqa: E731
+in_the_way = lambda go: Path(FOLDER, "runs").touch()
 files("a file for the folder of runs", f"{said} .*--run-dir", in_the_way, **unmade)
 files("a folder that nobody can write", said, flags="--run-dir /proc/nope", **never)
 folder = in_place_of("model.pt")
@@ -1232,37 +1230,6 @@ def count(env):
     Counts.resets += 1
 
 
-def output_of(*command: str, folder: str = "", **variables: str) -> str:
-    """What a command prints, in a folder below FOLDER."""
-    at = dict(cwd=Path(FOLDER, folder), env=os.environ | variables, stdin=subprocess.DEVNULL)
-    return subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **at
-    ).stdout
-
-
-def wrong_diffs():
-    """What git says of the diffs of the README."""
-    shutil.copytree(ROOT / "cleanrl_graph", f"{FOLDER}/copy/cleanrl_graph")
-    diffs = re.findall(r"```diff\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert diffs
-    for k, diff in enumerate(diffs):
-        Path(FOLDER, f"{k}.diff").write_text(diff)
-        text = output_of("git", "apply", "--check", f"../{k}.diff", folder="copy")
-        if text:
-            return f"diff {k}: {text}"
-
-
-def wrong_flag_alone():
-    """What a script that was copied alone says of a flag of the services."""
-    os.mkdir(f"{FOLDER}/alone")
-    shutil.copy(ROOT / "cleanrl_graph" / "ppo_graph.py", f"{FOLDER}/alone")
-    hidden = "import sys\nsys.modules['cleanrl_graph'] = None  # as if it were not installed\n"
-    Path(FOLDER, "alone", "sitecustomize.py").write_text(hidden)
-    command = (sys.executable, "ppo_graph.py", "--capture-video")
-    text = output_of(*command, folder="alone", PYTHONPATH=f"{FOLDER}/alone")
-    return None if re.search("Unrecognized .*--capture-video", text, re.S) else text
-
-
 def wrong_layer():
     """What make_conv does with a name that it does not know."""
     from cleanrl_graph import ppo_graph
@@ -1271,18 +1238,6 @@ def wrong_layer():
         return str(ppo_graph.make_conv("gcn", 8, None, "sum"))
     except ppo_graph.UsageError as error:
         return None if "--gnn gcn: make_conv knows no such layer" in str(error) else str(error)
-
-
-def wrong_ranks():
-    """Whether ranks beside one that fails say so, and the library below them is not heard."""
-    kwargs = json.dumps({"name": "raises: KeyError"})
-    script = str(ROOT / "cleanrl_graph" / "ppo_graph.py")
-    flags = f"--env-id hostile:Hostile-v0 --no-cuda --num-envs 2 --env-kwargs {kwargs!r}"
-    command = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 2 {script}"
-    text = output_of(*shlex.split(f"{command} {flags}"), PYTHONPATH=str(ROOT / "tests"))
-    if "another rank has ended" not in text or "KeyError: 'a'" not in text:
-        return text
-    return "frames of gloo" if "distributed_c10d.py" in text else None
 
 
 def wrong_video():
@@ -1301,9 +1256,6 @@ shown = dict(
     hooks=dict(init=lambda env: None, reset=count),
 )
 files("a checkpoint of what a class keeps", before=after_run(), says=anew, **shown, **goes_on)
-files("the diffs of the README", after=wrong_diffs)
-files("a script alone", after=wrong_flag_alone)
-process("a rank fails", lambda env: None, after=wrong_ranks, limit=120)
 
 
 # ---- Flags ----

@@ -111,13 +111,11 @@ RUNS = IN_RUNS | {
     *("process: torch makes no gradients", "flags: a layer that make_conv does not know"),
     *("raises: SystemExit", "raises: in its constructor", "returns: info None"),
 }
-SLOW = {"files: the diffs of the README", "files: a script alone"}  # other tests have them
 
 
 def is_fast(each):
-    name = f"{each.kind}: {each.name}"
-    is_run = each.kind == "flags" and each.expected != "trains" or each.kind == "files"
-    return name in RUNS or (is_run and name not in SLOW)
+    is_sentence = each.kind == "flags" and each.expected != "trains"
+    return is_sentence or each.kind == "files" or f"{each.kind}: {each.name}" in RUNS
 
 
 @pytest.mark.parametrize(

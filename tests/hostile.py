@@ -414,7 +414,7 @@ fine("read-only", PAIR, read_only)
 fine("list", PAIR, [0.25, 1])
 fine("tuple of scalars", PAIR, (np.float32(0.25), np.float64(1)))
 fine("bools where floats are declared", PAIR, np.array([True, False]))
-fine("matrix", PAIR, np.asmatrix([0.0, 1]), is_compared=False)
+fine("matrix", PAIR, np.asmatrix([0.0, 1]))
 fine("memoryview", PAIR, lambda env: memoryview(counted(env)))
 fine("tensor", PAIR, lambda env: tensor([0.5, env.t]))
 gradients = lambda env: tensor([0.5, 1], requires_grad=True)
@@ -472,7 +472,7 @@ fine("exact rows in two dtypes", stacked(whole(np.int64, 1)), lambda env: two_ki
 fine("category as int8", THREE, lambda env: np.int8(env.t % 3))
 fine("category as an array of no axes", THREE, lambda env: np.array(env.t % 3))
 fine("category as a bool", THREE, True)
-fine("category in a list", THREE, [1], is_compared=False)
+fine("category in a list", THREE, [1])
 fine("one category", spaces.Discrete(1), 0)
 fine("a start below 0", spaces.Discrete(3, start=-7), lambda env: -7 + env.t % 3)
 fine("a huge start", spaces.Discrete(3, start=2**40), lambda env: 2**40 + env.t % 3)
@@ -492,8 +492,24 @@ for space in (spaces.Discrete(2**40), spaces.MultiDiscrete([2, 2**40])):
     refused(f"2^40 in {type(space).__name__}", space, "leaf 'obs': .* has over 10000000 values")
 
 # Shapes
-fine("number as an array", vector(), np.ones(1), is_compared=False)
 fine("number", vector(), 0.5)
+for name, space, show in [
+    ("number for a row", vector(1), np.float32(0.5)),
+    ("row for a number", vector(), [0.25]),
+    ("row of a row", vector(3), np.arange(3.0)[None]),
+    ("row as a column", vector(3), np.arange(3.0)[:, None]),
+    ("rows of a set", spaces.Dict(a=THREE, s=stacked(vector())), {"a": 1, "s": np.ones((2, 1))}),
+]:
+    fine(
+        name,
+        space,
+        show,
+        is_again=False,
+        says=r"leaf '\w+': shape \(.*\) is read as \(.*\), which is declared\n",
+    )
+wrong(
+    "matrix transposed", vector(2, 3), np.zeros((3, 2)), "obs", "shape (3, 2) where dtype float32"
+)
 fine("width 0", vector(0), flags="--norm-obs")
 fine("width 0 beside a vector", spaces.Dict(a=PAIR, b=vector(0)), flags="--norm-obs")
 fine("an axis of 0", spaces.Dict(a=PAIR, b=vector(3, 0, 2)))
@@ -542,11 +558,12 @@ for name, space in {
     "only ids": spaces.Dict(node_ids=IDS["node_ids"]),
 }.items():
     refused(name, space, r"leaves \[.*\] need different names, and one must be an input")
+own = OwnSpace((2,), np.float32)
+refused("an own space", own, "leaf 'obs': OwnSpace is not supported", show=np.ones(2))
+refused("a space that is None", lambda env: None, "is not supported", show=np.ones(2))
+refused("a space that is a list", lambda env: [PAIR], "is not supported", show=np.ones(2))
 one_of = spaces.OneOf([PAIR, THREE])
 for name, space, expected in [
-    ("an own space", OwnSpace((2,), np.float32), "leaf 'obs': OwnSpace is not supported"),
-    ("a space that is None", lambda env: None, "is not supported"),
-    ("a space that is a list", lambda env: [PAIR], "is not supported"),
     ("OneOf", spaces.Dict(a=PAIR, b=one_of), "leaf 'b': OneOf.* is not supported"),
     ("text in a set", spaces.Sequence(spaces.Text(4)), "leaf 'obs': Text is not supported"),
     ("a set of sets", spaces.Dict(a=stacked(ROWS)), "leaf 'a': a Sequence {} a Sequence$"),

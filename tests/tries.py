@@ -123,7 +123,7 @@ def differs(leaves, step, i: int, arrays: dict | None, outcome: tuple | None) ->
         expected = arrays[leaf.path]
         if leaf.dtype.kind == "f":
             expected = np.asarray(expected, leaf.dtype)
-        if got.dtype != leaf.dtype or got.tolist() != expected.tolist():
+        if got.dtype != leaf.dtype or got.squeeze().tolist() != expected.squeeze().tolist():
             return f"{leaf.path} is {got.tolist()}, the environment returned {expected}"
     if outcome:
         got = step.reward[i], step.terminated[i], step.truncated[i]

@@ -291,22 +291,6 @@ def test_cloning_loss(observation, action, head, flags, tmp_path):
         assert logs["charts/demo_accuracy"].item() == pytest.approx(accuracy.item())
 
 
-def test_cloning_loss_by_hand(tmp_path):
-    """A masked Discrete action, from the weights."""
-    path, env = demos_of(tmp_path, "vector", "discrete", "mask")
-    found = collected(lambda: RandomEnv(**env["env_kwargs"]))
-    data, agent, (storage, actions) = np.load(path), found.agent, load_demos(path, found)
-    with torch.no_grad():
-        latent = agent.actor(torch.as_tensor(data["values/obs"]))
-        logits = agent.head.heads[0].output(latent).double().numpy()
-        every = storage.gather(np.arange(len(latent)))[0]
-        logs = script.behaviour_cloning(agent, every, {"": actions})
-    probs = np.exp(logits) * data["values/action_mask"]
-    chosen = probs[np.arange(len(latent)), data["actions"][:, 0]]
-    expected = -np.log(chosen / probs.sum(1)).mean()
-    assert logs["losses/behaviour_cloning"].item() == pytest.approx(expected, rel=1e-5)
-
-
 ALONE = dict(pg_coef=0.0, vf_coef=0.0, ent_coef=0.0)  # by cloning
 
 

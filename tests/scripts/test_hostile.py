@@ -88,7 +88,7 @@ def test_walk(name, num_workers, notes, capsys):
         assert not each.is_compared or tries.unlike_noted(leaves, steps) is None
         assert len(re.findall(each.says, printed)) == 1 or not each.says
         infos = [info for step, _ in steps for _, info in step.infos]
-        assert len(infos) >= 4 and (not each.says or set.union(*map(set, infos)) == {"episode"})
+        assert len(infos) >= 4 and (not each.says or set().union(*infos) == {"episode"})
         return
     with pytest.raises(ValueError) as error:
         walk(each, num_workers)
@@ -164,29 +164,6 @@ def test_table_of_tries():
 
 
 # ---- Odd forms that are read ----
-SHAPES = {  # space, observations in another shape, the values of the first one
-    "number for a row": (vector(1), [np.float32(0.5), 0.25], [[0.5]]),
-    "row for a number": (vector(), [np.array([0.5]), [0.25]], [0.5]),
-    "row of a row": (vector(3), [np.ones((1, 3)), np.ones((3, 1))], [[1, 1, 1]]),
-    "rows of a set": (
-        spaces.Dict(a=hostile.THREE, s=hostile.stacked(vector())),
-        [{"a": 0, "s": np.ones((2, 1))}, {"a": [1], "s": np.ones((0, 1))}],
-        [1, 1],
-    ),
-}
-
-
-@pytest.mark.parametrize("case", SHAPES)
-def test_shape_with_other_axes_of_one(case, notes, capsys):
-    """It is read as what is declared, which is said once."""
-    space, observations, values = SHAPES[case]
-    envs = make_envs([lambda: ListEnv(space, [*observations, *observations])] * 2)
-    assert envs.reset(0).obs.values[-1].tolist() == values * 2
-    envs.step([0, 0])
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == len(set(lines)) and "is read as" in lines[0]
-
-
 def test_result_in_an_odd_form():
     """Arrays of one bool, numbers 0 and 1, text or numbers for groups, and returns in arrays, as
     older vectors of gymnasium write them, are simply read."""

@@ -99,10 +99,9 @@ class Grouped(gym.Env):
 
     observation_space, action_space = vector(1), spaces.Discrete(2)
     eval_suites = {"two": [{"length": 2}, {"length": 3}], "none": []}
-    metadata = {"render_modes": ["rgb_array"]}
 
-    def __init__(self, length=4, reward=1.0, grouped=True, render_mode=None):
-        self.length, self.reward, self.grouped, self.num = length, reward, grouped, 0
+    def __init__(self, length=4, reward=1.0):
+        self.length, self.reward, self.num = length, reward, 0
 
     def reset(self, *, seed=None, options=None):
         self.t, self.num = 0, self.num + 1
@@ -111,11 +110,8 @@ class Grouped(gym.Env):
     def step(self, action):
         self.t += 1
         ended = self.t == self.length
-        info = {"group": "ab"[self.num % 2], "eval": {"rule": 7}} if ended and self.grouped else {}
+        info = {"group": "ab"[self.num % 2], "eval": {"rule": 7}} if ended else {}
         return np.zeros(1, np.float32), self.reward, ended, False, info
-
-    def render(self):
-        return np.full((4, 6, 3), 50 * self.t, np.uint8)
 
 
 gym.register("Grouped-v0", entry_point=Grouped)
@@ -130,23 +126,6 @@ def test_groups_of_the_environment(tmp_path):
     assert first == list(range(4, 49, 8))  # the very first was a mask's
     assert log["charts/episodic_length/b"] == [(step, 4) for step in range(8, 49, 8)]
     assert rows == [{"episode": i, "group": "a", "length": 4, "return": 4} for i in range(2)]
-
-
-def test_tasks_are_groups(tmp_path):
-    """Env i gets entry i modulo their number; each entry is a group in the log and in the
-    evaluation."""
-    tasks = [{"reward": reward, "grouped": reward > 4} for reward in (1.0, 2.0, 5.0)]
-    flags = dict(num_envs=5, num_workers=2, total_timesteps=80, eval_episodes=2)
-    rows, log, folder, text = run(tmp_path, env_id="Grouped-v0", env_kwargs=tasks, **flags)
-    for k, (task, num_envs) in enumerate(zip(tasks, (2, 2, 1))):
-        returns = [value for _, value in log[f"charts/episodic_return/task_{k}"]]
-        assert returns == [4 * task["reward"]] * 4 * num_envs
-    assert len(log["charts/episodic_return"]) == 20
-    expected = [(f"task_{k}", ret) for k, ret in enumerate((4, 8, 20)) for _ in range(2)]
-    assert [(row["task"], row["return"]) for row in rows] == expected
-    assert [row.get("group") for row in rows] == [None] * 4 + ["a"] * 2  # beside it
-    assert "| **mean** | **task_1** | **4** | **8** |" in text
-    assert (folder / "eval.md").read_text().strip() in text
 
 
 def test_hyperparameters_are_logged(tmp_path):
@@ -260,9 +239,3 @@ def test_job_shop_suite(tmp_path):
     assert [row["instance"] for row in rows] == ["ft06", "ft10", "ft20"]
     for row in rows:
         assert row["best_known"] <= min(row["greedy"], row["best of 1"])
-
-
-def test_video(tmp_path):
-    """--capture-video saves a greedy episode."""
-    folder = run(tmp_path, env_id="Grouped-v0", capture_video=True, total_timesteps=0).folder
-    assert (folder / "episode.gif").read_bytes().startswith(b"GIF8")

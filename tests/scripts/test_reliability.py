@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+import walks
 from helpers import train_events, weights
 from processes import (
     SCRIPTS,
@@ -39,32 +40,6 @@ BENCHMARK = Path(__file__).parents[2] / "benchmark"
 sys.path[:0] = [str(BENCHMARK / "reliability"), str(BENCHMARK / "third_party")]
 
 GRAPH = dict(env_id="envs:PoissonGraph-v0", env_kwargs={"episode_length": 5})
-OWN_MODULE = """
-import gymnasium as gym
-import numpy as np
-
-
-class Walk(gym.Env):
-    observation_space = gym.spaces.Dict(
-        x=gym.spaces.Box(-99, 99, (2,)), s=gym.spaces.Sequence(gym.spaces.Discrete(9))
-    )
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.x, self.draw = 0.0, lambda scale: scale * self.np_random.normal()
-        return self.observe(), {}
-
-    def observe(self):
-        return {"x": np.float32([self.x, 1]), "s": tuple(range(int(abs(self.x)) % 9))}
-
-    def step(self, action):
-        self.x += self.draw(0.5) + action - 0.5
-        return self.observe(), -abs(self.x), abs(self.x) > 3, self.np_random.random() < 0.1, {}
-
-
-gym.register("Walk-v0", Walk)
-"""
 
 
 def log_of(folder):
@@ -106,7 +81,8 @@ def own_module(tmp_path, monkeypatch):
     """A module of one's own in the current folder."""
     folder = tmp_path / "mine"
     folder.mkdir()
-    (folder / "walk.py").write_text(OWN_MODULE)
+    text = Path(walks.__file__).read_text() + '\ngym.register("Walk-v0", WithLambda)\n'
+    (folder / "walk.py").write_text(text)
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
     yield folder

@@ -112,8 +112,7 @@ def recorded(run_dir, **flags):
 
 
 def targets(rewards, values, following, goes_on, rho, gamma, lam):
-    """V-trace of one environment, [T]: eq. 1 of Espeholt et al. 2018 summed term by term, with c =
-    lambda rho."""
+    """V-trace of one environment, [T]: eq. 1 of Espeholt et al. 2018, c = lambda rho."""
     result = values.copy()
     for s in range(len(values)):
         weight = 1.0
@@ -141,9 +140,7 @@ def values_of(agent, storage, num):
     ],
 )
 def test_gradients_of_the_paper(observation, flags, tmp_path):
-    """Each update takes the gradient of the decoupled objective with the targets of V-trace, for
-    episodes that terminate and that are truncated, against a loop over steps that encodes every
-    observation alone; without lag it is that of PPO."""
+    """The decoupled objective and the targets of V-trace, by loops; without lag it is PPO."""
     flags = dict(flags, env_id="Random-v0", env_kwargs={"observation": observation}, num_steps=16)
     flags |= dict(total_timesteps=192, learning_rate=0.02, anneal_lr=False, norm_adv=False)
     updates, log = recorded(tmp_path, **flags)
@@ -192,8 +189,7 @@ def test_gradients_of_the_paper(observation, flags, tmp_path):
 
 @pytest.mark.parametrize("observation", ["mixed", "vector", "graph_edges"])
 def test_no_lag_is_ppo_graph(observation, tmp_path):
-    """--max-lag 0 has the losses of ppo_graph.py and ends with its weights, and statistics of
-    observations too, within rounding; rho is 1."""
+    """--max-lag 0 has losses, weights and statistics of ppo_graph.py; rho is 1."""
     flags = dict(env_id="Random-v0", env_kwargs={"observation": observation}, norm_obs=True)
     flags |= dict(total_timesteps=120, save_model=True)
     theirs = run(tmp_path / "a", ppo_graph, **flags)
@@ -214,8 +210,7 @@ def test_no_lag_is_ppo_graph(observation, tmp_path):
     "observation, num_workers", [*((name, 0) for name in OBSERVATIONS), ("mixed", 2)]
 )
 def test_rollouts_arrive_bit_by_bit(observation, num_workers):
-    """What the other process collected is what this one collects from the same seed with the same
-    weights, for all kinds of observations."""
+    """What the other process collected is what this one collects from the same seed."""
     env = dict(env_id="Random-v0", env_kwargs={"observation": observation})
     args = small_args(script, **env, num_workers=num_workers)
     with contextlib.closing(envs_of(script, args)) as collector:
@@ -247,8 +242,7 @@ def arrays_in(value):
 
 
 def test_a_rollout_is_what_happened():
-    """Each step is followed by what its actions led to, with the log-probabilities of the policy
-    that acted; nothing is stored where it is collected."""
+    """Steps, what they led to, and the log-probabilities of the policy that acted."""
     args = small_args(script, env_id="Random-v0", num_steps=30)
     envs, memory, first = collects(args, 3)
     steps, step_envs = [first], envs.step
@@ -270,8 +264,7 @@ def test_a_rollout_is_what_happened():
 
 
 def test_messages():
-    """Arrays of any type and size come back bit by bit, empty ones too, and neither side waits for
-    the other while both send what no pipe holds."""
+    """Arrays come back bit by bit, and neither side waits while both send much."""
     pipes, rng = FORK.Pipe(), np.random.default_rng(0)
     received = [script.listen(pipe, lambda: None) for pipe in pipes]
     kinds = "f8 i8 u1 f4 ?".split()
@@ -305,8 +298,7 @@ def test_end_of_messages():
     "max_lag, lags", [(0, [0] * 5), (1, [0, 1, 1, 1, 1]), (3, [0, 1, 2, 3, 3]), (9, range(5))]
 )
 def test_lag(max_lag, lags, tmp_path):
-    """Rollout k is collected with the weights after max(0, k - max_lag) updates; without a lag rho
-    is 1."""
+    """Rollout k is collected with the weights after max(0, k - max_lag) updates."""
     log = run(tmp_path, script, **RANDOM, total_timesteps=120, max_lag=max_lag).scalars
     assert [value for _, value in log["debug/lag"]] == list(lags)
     for lag, (_, mismatch) in zip(lags, log["debug/rho_mismatch"]):
@@ -375,8 +367,7 @@ gym.register("Unsupported-v0", entry_point=Unsupported)
     ],
 )
 def test_errors_arrive(how, num_workers, text, tmp_path):
-    """What goes wrong in the collector is a sentence here, with the frames of the environment;
-    nothing is left over, and it is seen when that rollout is needed."""
+    """A sentence with the environment's frames, when that rollout is needed; nothing is left."""
     before = children(os.getpid())
     flags = dict(env_id="Fails-v0", env_kwargs={"how": how}, num_workers=num_workers)
     flags |= dict(env_timeout=0.5, total_timesteps=240, checkpoint_every=1)
@@ -400,8 +391,7 @@ def test_errors_arrive(how, num_workers, text, tmp_path):
     ],
 )
 def test_sentences_of_the_collector(flags, sentence, tmp_path):
-    """What is wrong there ends the command as what is wrong here does: with a sentence, after the
-    frames of the environment if it raised, and exit code 1."""
+    """They end the command with exit code 1, after the environment's frames if it raised."""
     small = ["--hidden-dims", 8, "--no-cuda", "--run-dir", tmp_path]
     code, _, text = command(*flags.split(), *small, script=script)
     assert code == 1 and text.splitlines()[-1].startswith(sentence), text
@@ -455,9 +445,7 @@ def saved_in(run_dir):
     ],
 )
 def test_signals_stop_both(number, group, env, workers, tmp_path):
-    """SIGINT and SIGTERM, to one process or to all, leave a checkpoint after the update; the second
-    one leaves at once where an environment hangs. Collector and workers are gone, also after kill
-    -9."""
+    """They leave a checkpoint, the second one at once; nothing is left, also after kill -9."""
     flags, hangs = dict(num_workers=workers, checkpoint_every=1), env is HANGS
     process = start(tmp_path, "ppo_graph_async", total_timesteps=10**7, **flags, **env)
     try:
@@ -481,9 +469,7 @@ def test_signals_stop_both(number, group, env, workers, tmp_path):
 
 
 def test_resume(tmp_path, capfd):
-    """A run goes on from its last update with weights, optimizer and steps; environments begin
-    anew, which is said, in two runs with the same bits, and with other seeds than after an
-    exception."""
+    """It goes on from the last update; environments begin anew, with other seeds after a mark."""
     flags = dict(**RANDOM, checkpoint_every=2, anneal_lr=False, save_model=True)
     for name in "abc":
         first = run(tmp_path / name, script, total_timesteps=96, **flags)

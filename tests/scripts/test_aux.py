@@ -76,8 +76,7 @@ def demos_of(folder, observation="vector", action="discrete", head="flat", num_e
 
 
 def collected(env, num_steps=8, num_envs=3, **flags):
-    """args, an agent, and what it saw and did in copies of `env()`: storage, actions, and the steps
-    that ended an episode, [num_steps, num_envs]."""
+    """args, an agent, and what it saw and did in copies of `env()`; ends [num_steps, num_envs]."""
     args = small_args(script, num_steps=num_steps, num_envs=num_envs, **flags)
     envs = check.make_envs(script, args, [env] * num_envs)
     probe = check.make_envs(script, args, [env])
@@ -116,8 +115,7 @@ class Once(ListEnv):
 @settings(max_examples=40, deadline=None)
 @given(observation_spaces, st.sampled_from(list(ACTIONS.values())), st.integers(0, 2**32 - 1))
 def test_file_holds_what_was_seen_and_done(tmp_path_factory, space, action_space, seed):
-    """Observations of all spaces, any number of rows included, arrive in the storage as they would
-    from an environment, without padding; actions come back, too."""
+    """Observations of all spaces and actions arrive in the storage as they were."""
     rng = np.random.default_rng(seed)
     observations, given_actions = [sample(space, rng) for _ in range(4)], []
 
@@ -147,8 +145,7 @@ def test_file_holds_what_was_seen_and_done(tmp_path_factory, space, action_space
 
 
 def chosen_row(data):
-    """The row of the mask that allows the action of the first step with several rows; all its other
-    rows are allowed now."""
+    """The mask's row of the action of the first step with several; all others are allowed now."""
     counts = data["counts/action_mask"]
     step = (counts > 1).argmax()
     first = counts[:step].sum()
@@ -177,8 +174,7 @@ MASKED = r"step \d+: part 0 of the action, \[\d+\], is masked"
     ],
 )
 def test_files_that_do_not_fit(change, sentence, tmp_path):
-    """What does not fit the environment is named, with the file and the step, before the training
-    begins."""
+    """What does not fit is named, with the file and the step, before the training begins."""
     path, flags = demos_of(tmp_path, "graph_edges", "", "nodes")
     data = dict(np.load(path))
     data["counts/obs.edge_links"][0] or pytest.fail("the first graph needs an edge")
@@ -199,8 +195,7 @@ def test_cloning_needs_demonstrations(tmp_path):
 
 
 def test_recording(tmp_path):
-    """--record writes the file from the command line, with the actions of the rule, and a training
-    reads it."""
+    """--record writes the actions of the rule, and a training reads them."""
     kwargs, actions = {"jobs": [2, 3], "machines": [2, 3]}, []
     flags = "--env-id envs:JobShop-v0 --demos demos.npz --seed 5 --env-kwargs".split()
     flags += [json.dumps(kwargs)]
@@ -246,8 +241,7 @@ def test_what_cannot_be_recorded_or_read(flags, sentence, tmp_path):
 
 @pytest.mark.parametrize("dispatch", ["active", "nondelay"])
 def test_pilot(dispatch):
-    """No schedule of the pilot method is longer than that of one of its rules, and some are
-    shorter."""
+    """No schedule is longer than that of one of its rules, and some are shorter."""
     rng, better = np.random.default_rng(0), 0
     for _ in range(5):
         instance = rng.integers(1, 100, (5, 4)), rng.random((5, 4)).argsort(axis=1)
@@ -265,8 +259,7 @@ def test_pilot(dispatch):
 # ---- Cloning ----
 @pytest.mark.parametrize("observation, action, head, flags", CASES, **IDS)
 def test_cloning_loss(observation, action, head, flags, tmp_path):
-    """The mean of -log pi of each demonstrated step alone; what is greedy is counted step by
-    step."""
+    """The mean of -log pi of each step alone; what is greedy is counted step by step."""
     path, env = demos_of(tmp_path, observation, action, head)
     found = collected(lambda: RandomEnv(**env["env_kwargs"]), **flags)
     agent, (storage, actions) = found.agent, load_demos(path, found)
@@ -315,8 +308,7 @@ def totals(monkeypatch):
 
 
 def test_weight_falls(tmp_path, monkeypatch):
-    """bc_coef falls to 0 within its share of the training, and demonstrations are not read from
-    then on."""
+    """bc_coef falls to 0 within its share, and demonstrations are not read from then on."""
     path, env = demos_of(tmp_path)
     alone = ALONE | dict(num_minibatches=1, update_epochs=1, learning_rate=0.0, bc_coef=2.0)
     alone |= dict(env, demos=path, anneal_lr=False, total_timesteps=96)
@@ -332,8 +324,7 @@ def test_weight_falls(tmp_path, monkeypatch):
 
 
 def test_warm_start(tmp_path, monkeypatch):
-    """--bc-updates gradient steps on the demonstrations come before the first rollout, and not when
-    resumed."""
+    """--bc-updates gradient steps come before the first rollout, and not when resumed."""
     path, env = demos_of(tmp_path)
     flags = dict(env, demos=path, bc_updates=50, learning_rate=1e-2, num_minibatches=1)
     flags |= dict(update_epochs=1, checkpoint_every=1)
@@ -347,8 +338,7 @@ def test_warm_start(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("bc_updates", [0, 3])
 def test_warm_start_normalises(bc_updates, tmp_path):
-    """What is cloned before the first rollout is cloned on normalised observations: with --norm-obs
-    their statistics begin with those of the demonstrations."""
+    """With --norm-obs the statistics begin with those of the demonstrations."""
     path, env = demos_of(tmp_path)
     args = small_args(script, **env, demos=path, norm_obs=True, bc_updates=bc_updates)
     envs = script.Envs([partial(script.make_env, args)])
@@ -386,8 +376,7 @@ def plain_standardised(values):
 
 @pytest.mark.parametrize("observation", OBSERVATIONS)
 def test_reconstruction_loss(observation):
-    """Errors of every leaf, row by row and observation by observation, against loops; the mean over
-    leaves of the mean over observations of the mean over rows."""
+    """Errors of every leaf against loops; means of rows, observations and leaves."""
     found = collected(lambda: RandomEnv(observation), aux="reconstruct")
     agent, obs = found.agent, found.storage.gather(np.arange(24)[::-1])[0]
     with torch.no_grad():
@@ -435,8 +424,7 @@ def test_reconstruction_loss(observation):
 
 
 def test_a_quarter_of_the_rows_moves():
-    """The rows of a group move together and keep their values; links, masks and dense leaves
-    stay."""
+    """Rows of a group move together; links, masks and dense leaves stay."""
     env = lambda: RandomEnv("set_of_dict", head="nodes")
     found = collected(env, aux="reconstruct", num_steps=40)
     obs = found.storage.gather(np.arange(120))[0]
@@ -472,8 +460,7 @@ class Sets(gym.Env):
 
 
 def test_no_row_is_copied():
-    """A row is told from the others of its observation (rows that are alike), not from its own
-    input (rows that have nothing to do with each other stay unknown: an error of 1)."""
+    """A row is told from the others of its observation, not from its own input."""
     errors = []
     for alike in (True, False):
         torch.manual_seed(0)
@@ -494,8 +481,7 @@ def test_no_row_is_copied():
 
 
 class Clock(gym.Env):
-    """(env, episode, time) as a set of one row and as a vector; episodes of 3 or 5 steps, every
-    other truncated."""
+    """(env, episode, time) as a set of one row and as a vector; every other episode truncated."""
 
     space = vector(3, high=1e6)
     observation_space = spaces.Dict(a=space, b=spaces.Sequence(space, stack=True))
@@ -521,8 +507,7 @@ gym.register("AuxClock-v0", entry_point=Clock)
 
 
 def test_what_follows(tmp_path, monkeypatch):
-    """Each step is paired with the next one of its environment unless its episode or the rollout
-    ends there; a minibatch that has none counts 0."""
+    """Each step is paired with the next one unless its episode or the rollout ends there."""
     seen, losses, batches = set(), [], []
     minibatches, predict = script.Memory.minibatches, script.predict
 
@@ -553,8 +538,7 @@ def test_what_follows(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("observation, action, head, flags", CASES, **IDS)
 def test_prediction_loss(observation, action, head, flags):
-    """The squared error against the encoding of each next observation alone, from the latent and
-    the action alone; not where an episode or the rollout ends."""
+    """The squared error against the encoding of each next observation alone."""
     found = collected(lambda: RandomEnv(observation, action, head), aux="predict", **flags)
     agent, storage, idx = found.agent, found.storage, np.random.default_rng(1).permutation(24)[:12]
     actions, dones, rng = found.actions, found.dones, np.random.default_rng(0)
@@ -589,8 +573,7 @@ def test_prediction_loss(observation, action, head, flags):
 
 @pytest.mark.parametrize("aux", ["reconstruct", "predict", "demos"])
 def test_encoder_learns(aux, tmp_path):
-    """Every weight of CNN, GNN, set encoder and the actor's MLP has a gradient of each auxiliary
-    loss, and the critic's none."""
+    """Every weight of encoder and actor has a gradient of each loss, the critic's none."""
     path, env = demos_of(tmp_path, "mixed")
     flags = dict(num_steps=16, aux="none" if aux == "demos" else aux)
     found = collected(lambda: RandomEnv(**env["env_kwargs"]), **flags)
@@ -645,8 +628,7 @@ def test_without_auxiliary_losses_it_is_ppo_graph(tmp_path):
 @pytest.mark.parametrize("aux", ["reconstruct", "predict"])
 @pytest.mark.parametrize("observation, action, head, flags", [*FEW, *SLOW], **IDS)
 def test_collection_and_training_agree(aux, observation, action, head, flags, tmp_path):
-    """With all auxiliary losses: the ratio is 1 before the first gradient step; every loss is a
-    number."""
+    """With all auxiliary losses the ratio is 1 before the first gradient step."""
     path, env = demos_of(tmp_path, observation, action, head)
     log = run(tmp_path / "runs", script, **env, **flags, aux=aux, demos=path, bc_anneal=0.0).scalars
     assert max(value for _, value in log["debug/collection_mismatch"]) < 1e-5
@@ -656,8 +638,7 @@ def test_collection_and_training_agree(aux, observation, action, head, flags, tm
 
 @pytest.mark.parametrize("aux", ["reconstruct", "predict"])
 def test_resume(aux, tmp_path):
-    """A run that goes on from its second update ends with bitwise the same weights, the falling
-    weight included."""
+    """A run that is resumed ends with bitwise the same weights, the falling weight included."""
     record = dict(record="envs.job_shop:mwkr", record_episodes=5)
     services.run(script, small_args(script, **SMALL_SHOP, demos=str(tmp_path / "demos"), **record))
     flags = dict(SMALL_SHOP, aux=aux, demos=str(tmp_path / "demos"), bc_anneal=1.0)

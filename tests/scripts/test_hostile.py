@@ -49,8 +49,7 @@ IN_WORKERS = (  # a sentence of each place that finds one, and what a worker sen
 
 
 def walk(each, num_workers):
-    """Three episodes of the environments of a try. Returns its Envs' leaves, and each Step with a
-    copy of it."""
+    """Three episodes of a try's environments: the leaves, and each Step with a copy of it."""
     entries = each.kwargs if isinstance(each.kwargs, list) else [each.kwargs]
     entries = entries * 2 if len(entries) == 1 else entries
     name = f"{each.kind}: {each.name}"
@@ -148,8 +147,7 @@ WRONG = {
 
 @pytest.mark.parametrize("result", WRONG)
 def test_failures_are_seen(result, monkeypatch, imported):
-    """Actions that an environment does not accept, one that never returns, one that raises, and an
-    exception of a script."""
+    """A wrong action, no return, another exception, and an exception of a script."""
     each = hostile.Try("process", result, **WRONG[result])
     monkeypatch.setitem(hostile.TRIES, f"process: {result}", each)
     assert tries.attempt(each, each.script).result == result
@@ -165,8 +163,7 @@ def test_table_of_tries():
 
 # ---- Odd forms that are read ----
 def test_result_in_an_odd_form():
-    """Arrays of one bool, numbers 0 and 1, text or numbers for groups, and returns in arrays, as
-    older vectors of gymnasium write them, are simply read."""
+    """Arrays of one bool, 0 and 1, numbers for groups, returns in arrays are simply read."""
 
     class Odd(ListEnv):
         def step(self, action):
@@ -287,8 +284,7 @@ gym.register("Needy-v1", entry_point=lambda n_nodes: Simple())
 
 
 def fails(sentence, folder, **flags):
-    """A run ends with an error of those that the command line prints alone, and it holds the
-    sentence."""
+    """A run ends with an error that the command line prints alone, with the sentence."""
     with pytest.raises((ValueError, gym.error.Error, OSError, SystemExit)) as error:
         run(folder, **flags)
     assert re.search(sentence, str(error.value), re.S), error.value
@@ -395,8 +391,7 @@ QUIET = r"\(quiet_module was imported and registered nothing: call its register 
 
 
 def test_ids_of_modules(tmp_path, monkeypatch, notes):
-    """A function without arguments that the module has for that is called; a module that registers
-    nothing is named, and so is one that was not imported and resembles an unknown id."""
+    """A module's register function is called; one without, or of a like name, is named."""
     for name, text in MODULES.items():
         (tmp_path / f"{name}_module.py").write_text(f"import gymnasium\n{text}")
     files = {

@@ -263,8 +263,7 @@ def test_every_kind_is_learned():
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_choice_of_a_node(tmp_path, workers):
-    """The node with most flagged in-neighbours of a graph with a long-tailed size; the optimum is
-    16."""
+    """The node with most flagged in-neighbours; the optimum is 16."""
     kwargs = {"num_features": 2}
     sampled, greedy = learn(tmp_path, "envs:PoissonGraph-v0", kwargs, num_workers=workers)
     assert sampled > 10 and greedy > 12
@@ -273,8 +272,7 @@ def test_choice_of_a_node(tmp_path, workers):
 @pytest.mark.slow
 @pytest.mark.parametrize("key, stack", [("set", True), ("avail_actions", False)])
 def test_choice_of_an_element(tmp_path, key, stack):
-    """The element of a set, or of avail_actions, with the largest product with a query; the optimum
-    is 1."""
+    """The one with the largest product with a query; the optimum is 1."""
     kwargs, more = {"key": key, "stack": stack, "max_size": 16}, {"eval_episodes": 200}
     assert learn(tmp_path, "envs:BestOfSet-v0", kwargs, total_timesteps=60_000, **more)[1] > 0.85
 
@@ -287,8 +285,7 @@ def test_delayed_reward(tmp_path):
 
 @pytest.mark.slow
 def test_autoregressive_parts(tmp_path):
-    """Parts that must agree at random earn up to 12.25 as a chain, and at most 4.27 if they are
-    independent."""
+    """Parts that agree at random earn up to 12.25 as a chain, 4.27 if independent."""
     flags = {"total_timesteps": 40_000, "gamma": 0.9, "ent_coef": 0.02, "eval_episodes": 0}
     bound = 16**2 / (4 * 15)
     assert learn(tmp_path / "chain", "Agree-v0", {}, autoregressive=True, **flags)[0] > 2 * bound

@@ -32,8 +32,7 @@ def parse(flags):
 
 
 def test_command_line():
-    """Any environment and its keyword arguments by flags; tuples, choices and booleans as tyro
-    writes them."""
+    """Environments and their arguments by flags; tuples, choices and booleans as in tyro."""
     flags = "--env-id envs:BestOfSet-v0 --hidden-dims 8 9 --no-anneal-lr --gnn sage "
     flags += "--target-kl 0.1 --wrap hide:1 z:skill:2 --env-kwargs"
     args = parse([*flags.split(), '{"max_size": 3, "stack": false}'])
@@ -55,8 +54,7 @@ def test_command_line():
 
 
 def test_runs_as_a_command(tmp_path):
-    """`python ppo_graph.py` with worker processes and a wrapper; the table is printed and in the
-    run's folder."""
+    """With workers and a wrapper; the table is printed and in the run's folder."""
     flags = "--env-id CartPole-v1 --wrap hide:1,3 z:skill:2 --total-timesteps 96 --num-envs 2 "
     flags += "--num-steps 24 --num-workers 2 --hidden-dims 8 --eval-episodes 3 --no-cuda"
     code, out, err = command(*flags.split(), cwd=tmp_path)
@@ -80,8 +78,7 @@ def test_every_choice_is_a_choice():
 
 # ---- Logs ----
 def test_names_in_the_log(tmp_path):
-    """CleanRL's names, bytes of observations and the mismatch are in the TensorBoard log, one value
-    an update."""
+    """CleanRL's names, bytes of observations and the mismatch, one value an update."""
     log = run(tmp_path, env_id="envs:PoissonGraph-v0", env_kwargs={"episode_length": 5}).scalars
     for name in LOGGED:
         assert [step for step, _ in log[name]] == [24, 48], name
@@ -94,8 +91,7 @@ def test_names_in_the_log(tmp_path):
 
 
 class Grouped(gym.Env):
-    """Episodes of `length` steps, of which every other ends in group "b", else in "a"; a step earns
-    `reward`."""
+    """Episodes of `length` steps; every other ends in group "b", else in "a"."""
 
     observation_space, action_space = vector(1), spaces.Discrete(2)
     eval_suites = {"two": [{"length": 2}, {"length": 3}], "none": []}
@@ -118,8 +114,7 @@ gym.register("Grouped-v0", entry_point=Grouped)
 
 
 def test_groups_of_the_environment(tmp_path):
-    """Return and length are logged for all, and for the group that info names at an episode's end;
-    evaluation reports each episode's group."""
+    """Return and length are logged for all and per group; evaluation has groups, too."""
     rows, log, *_ = run(tmp_path, env_id="Grouped-v0", num_envs=1, num_steps=24, eval_episodes=2)
     assert [step for step, _ in log["charts/episodic_return"]] == list(range(4, 49, 4))
     first = [step for step, _ in log["charts/episodic_return/a"]]
@@ -140,8 +135,7 @@ def test_hyperparameters_are_logged(tmp_path):
 
 
 def test_tracked_with_wandb(tmp_path, monkeypatch):
-    """--track begins a wandb run with project, flags and the folder's name, which takes over
-    TensorBoard's scalars."""
+    """--track begins a wandb run, which takes over TensorBoard's scalars."""
     calls = []
     wandb = types.SimpleNamespace(init=lambda **kwargs: calls.append(kwargs))
     monkeypatch.setitem(sys.modules, "wandb", wandb)
@@ -157,8 +151,7 @@ def test_tracked_with_wandb(tmp_path, monkeypatch):
 
 # ---- Models and evaluation ----
 def test_model_goes_through_a_file(tmp_path):
-    """--save-model writes the weights and flags; --load-model starts from exactly these; without
-    updates it stays."""
+    """--load-model starts from exactly what --save-model wrote."""
     first = run(tmp_path / "a", env_id="envs:BestOfSet-v0", save_model=True)
     saved = torch.load(first.folder / "model.pt", weights_only=True)
     assert saved["args"]["env_id"] == "envs:BestOfSet-v0" and saved["args"]["hidden_dims"] == (16,)
@@ -171,8 +164,7 @@ def test_model_goes_through_a_file(tmp_path):
 
 
 def test_evaluation_alone(tmp_path):
-    """A trained model is played with --total-timesteps 0, to the same returns, whatever the number
-    of environments."""
+    """A model is played with --total-timesteps 0, to the same returns."""
     flags = {"env_id": "envs:PoissonGraph-v0", "eval_episodes": 5}
     first = run(tmp_path / "a", save_model=True, **flags)
     again = dict(load_model=str(first.folder / "model.pt"), total_timesteps=0, num_envs=1)
@@ -184,8 +176,7 @@ def test_evaluation_alone(tmp_path):
 
 
 def test_played_episodes(tmp_path):
-    """The first episode of each environment, seeded with seed + 10,000 + its number, by the mode or
-    by samples."""
+    """Seeded with seed + 10,000 + number, by the mode or by samples."""
     args = small_args(env_id="Random-v0", seed=3)
     envs = ppo_graph.Envs([lambda: ppo_graph.make_env(args)])
     agent = ppo_graph.Agent(envs.leaves, envs.action_space, args)
@@ -217,8 +208,7 @@ def test_episodes_that_are_cut_off():
 
 
 def test_suite(tmp_path, capsys):
-    """The table of --eval-suite has a row per instance, the greedy cost and the best of the
-    samples."""
+    """A row per instance, the greedy cost and the best of the samples."""
     flags = dict(env_id="Grouped-v0", env_kwargs={"reward": 3.0}, total_timesteps=0)
     flags |= dict(eval_suite="two", eval_samples=2)
     rows, _, folder, text = run(tmp_path / "a", **flags)

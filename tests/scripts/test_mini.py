@@ -112,8 +112,7 @@ def test_mask_with_a_column(tmp_path):
 
 
 def test_clipfrac_is_that_of_all_minibatches(tmp_path):
-    """In the first minibatch no ratio is clipped, in the last one nearly all are: the mean is
-    logged."""
+    """First no ratio is clipped, last nearly all are: the mean is logged."""
     flags = "--num-envs 4 --num-steps 16 --num-minibatches 1 --update-epochs 2 --clip-coef 1e-4"
     flags = [*flags.split(), "--total-timesteps", 64]
     run("--env-id", "Graphs-none-v0", *flags, cwd=tmp_path)
@@ -150,8 +149,7 @@ def test_graphs_without_nodes():
 
 
 def names_at_first_step(path, start) -> dict:
-    """The local names where the script at `path` steps the optimizer for the first time, when it
-    runs by start()."""
+    """The local names of the script at `path` at the optimizer's first step."""
 
     def stop(*_):
         raise Stopped
@@ -181,8 +179,7 @@ FLAGS = SIZES | {"total_timesteps": 96, "gamma": 0.9, "gae_lambda": 0.8, "max_gr
 
 @pytest.mark.parametrize("edges", EDGES)
 def test_first_update(edges, tmp_path, monkeypatch):
-    """With the same weights and actions both scripts see the same rollout, and log-probabilities,
-    entropies, values, losses and gradients of their first minibatch are equal."""
+    """From the same weights and actions, losses and gradients of both scripts are equal."""
     env_id = f"Graphs-{edges}-v0"
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in FLAGS.items()]
     flags += [f"--env-id={env_id}", "--no-clip-vloss"]
@@ -243,8 +240,7 @@ def start(script, *flags, cwd):
 
 
 def test_alone(tmp_path):
-    """Without the package it finds a module beside it, also from another folder, and keeps a
-    model."""
+    """Without the package it finds a module beside it, and keeps a model."""
     copied = tmp_path / "copied"
     copied.mkdir()
     (copied / "my_env.py").write_text(OWN_ENV)

@@ -94,8 +94,7 @@ SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in ALONE if case no
 
 @pytest.mark.parametrize("name, env_id", [*FAST, *SLOW])
 def test_copied_alone(name, env_id, tmp_path, not_installed):
-    """In an empty folder a script trains in an environment file of one's own, logs, saves its model
-    and plays."""
+    """In an empty folder a script trains in one's own file, logs, saves and plays."""
     shutil.copy(SCRIPTS[name], tmp_path)
     (tmp_path / "my_env.py").write_text(OWN_ENV)
     flags = ["--env-id", env_id, *SHORT]
@@ -152,8 +151,7 @@ def my_ppo(tmp_path):
 
 
 def test_copied_and_changed(my_ppo):
-    """Where the package is installed the script has all services: wrappers, workers, checkpoints
-    from which it resumes, a table, and a policy."""
+    """Where the package is installed a copy has all services."""
     assert flags_in_help("my_ppo.py", my_ppo, [ROOT]) > SERVICES
     flags = ["--env-id", "my_env:Mine-v0", "--wrap", "z:uniform:2", *SHORT]
     flags += ["--num-workers", "2", "--checkpoint-every", "1"]
@@ -182,8 +180,7 @@ def test_copied_and_changed(my_ppo):
     ],
 )
 def test_a_script_that_services_do_not_know(my_ppo, old, new, sentence):
-    """One that asks for another version, or lacks a name that they need, is refused in a
-    sentence."""
+    """Another version, or a name that is missing, is a sentence."""
     path = my_ppo / "my_ppo.py"
     path.write_text(path.read_text().replace(old, new))
     done = python(path, "--env-id", "CartPole-v1", *SHORT, cwd=my_ppo, path=[ROOT])
@@ -217,8 +214,7 @@ def check(env):
     "way, services", [("path", "services.py"), ("module", "services/__init__.py")]
 )
 def test_modules_of_ones_own(way, services, tmp_path):
-    """`envs` and `services` in the current folder are what is imported by these names, also for an
-    environment with the name of one of ours; checkpoints, workers and wrappers are ours."""
+    """`envs` and `services` in the current folder are what these names import."""
     (tmp_path / "envs").mkdir()
     (tmp_path / "envs" / "__init__.py").write_text(OWN_ENVS)
     (tmp_path / services).parent.mkdir(exist_ok=True)
@@ -285,8 +281,7 @@ def project() -> dict:
 
 
 def test_ranges_hold_the_pinned_versions():
-    """What requirements.txt pins is a dependency of the package or of an extra, in a version that
-    it allows."""
+    """requirements.txt pins dependencies in versions that are allowed."""
     extras = project()["project"]["optional-dependencies"]
     allowed = [*project()["project"]["dependencies"], *extras["track"], *extras["test"]]
     ranges = {Requirement(line).name: Requirement(line).specifier for line in allowed}
@@ -300,8 +295,7 @@ def test_ranges_hold_the_pinned_versions():
 
 
 def test_packages_and_data():
-    """Every folder with modules is a package of pyproject.toml, and every other file in one is
-    data."""
+    """Every folder with modules is a package, and every other file in one is data."""
     packages = project()["tool"]["setuptools"]["packages"]
     folders = {path.parent for path in (ROOT / "cleanrl_graph").rglob("*.py")}
     assert {".".join(folder.relative_to(ROOT).parts) for folder in folders} == set(packages)
@@ -341,8 +335,7 @@ print(json.dumps([file, env.action_space.contains(policy(observation))]))
 
 
 def trains_and_plays(folder, site):
-    """In an empty folder, with the package of the folder `site`: -m trains, with instances that are
-    among the data, and its policy plays in a program."""
+    """In an empty folder, with the package of the folder `site`: it trains, its policy plays."""
     folder.mkdir()
     flags = ["--env-id", "envs:JobShop-v0", "--env-kwargs", '{"jobs": 3, "machines": 3}', *SHORT]
     flags += ["--eval-suite", "ft", "--eval-samples", "0"]

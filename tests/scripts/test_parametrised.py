@@ -62,15 +62,13 @@ NUMBERS = [{"number": 1}, {"number": 2}, {"number": 4}]
 
 
 def make_envs(num_workers=0, num_envs=4, **flags):
-    """The Envs, or WorkerEnvs, that the services make of the flags of ppo_graph.py, to be
-    closed."""
+    """The Envs, or WorkerEnvs, that the services make of the flags, to be closed."""
     args = small_args(num_envs=num_envs, num_workers=num_workers, **flags)
     return contextlib.closing(envs_of(ppo_graph, args))
 
 
 def record(num_steps, **flags):
-    """Leaf values [num_steps + 1, N, ...] by path, and env and last info of the episodes that ended
-    in every step; action 0 is taken."""
+    """Values [num_steps + 1, N, ...] by path, and what ended in each step; action 0 is taken."""
     with make_envs(**flags) as envs:
         steps = [envs.reset(7)] + [envs.step([0] * 4) for _ in range(num_steps)]
     columns = zip(*(step.obs.values for step in steps))
@@ -89,8 +87,7 @@ def test_env_i_has_entry_i_modulo_the_number(num_workers):
 
 
 def test_names_of_tasks_in_the_log(tmp_path):
-    """Returns and lengths per entry beside those of all; without a list, or a group, there are only
-    the latter."""
+    """Returns and lengths per entry beside those of all, where there is a list."""
     flags = dict(env_id="Family-v0", num_envs=4, num_steps=6, total_timesteps=24)
     log = run(tmp_path / "a", env_kwargs=NUMBERS, **flags).scalars
     names = [name for name in log if name.startswith("charts/episodic")]
@@ -136,8 +133,7 @@ SETS = [{"kind": "set"}, {"kind": "set", "actions": 9, "low": -1.0}]
 
 @pytest.mark.parametrize("env_id, tasks", [("Family-v0", SETS), ("envs:JobShop-v0", SHOPS)])
 def test_spaces_that_fit(env_id, tasks):
-    """The number of rows to choose from is no property of the policy, nor are the bounds of a
-    Box."""
+    """Numbers of rows to choose from may differ, and bounds of a Box."""
     with make_envs(env_id=env_id, env_kwargs=tasks) as envs:
         envs.reset(0)
 
@@ -159,9 +155,7 @@ def test_list_on_the_command_line(monkeypatch):
 @pytest.mark.parametrize("kind", ["flat", "set", "info"])
 @pytest.mark.parametrize("z", ["skill:3", "uniform:2"])
 def test_z_of_an_episode(kind, z):
-    """A new z for every episode, the same in all of its steps, which the environment and the policy
-    have, and of which the group of the episode tells; other keys of the observation stay,
-    action_mask among them."""
+    """A new z for every episode, which environment and policy have; other keys stay."""
     tasks = [{"number": 0, "kind": kind}, {"number": 1, "kind": kind}]
     flags = dict(env_id="Family-v0", env_kwargs=tasks)
     values, episodes = record(120, wrap=(f"z:{z}",), **flags)
@@ -186,8 +180,7 @@ def test_z_of_an_episode(kind, z):
 
 @pytest.mark.parametrize("z", ["skill:5", "uniform:2"])
 def test_z_is_the_same_in_workers(z):
-    """Env i draws the same z, whatever process steps it, and its own random numbers do not change
-    with it."""
+    """Whatever process steps it; its own random numbers do not change with it."""
     flags = dict(env_id="Random-v0", env_kwargs={"observation": "vector"})
     values, episodes = record(20, wrap=(f"z:{z}",), **flags)
     others, other_episodes = record(20, num_workers=3, wrap=(f"z:{z}",), **flags)
@@ -198,8 +191,7 @@ def test_z_is_the_same_in_workers(z):
 
 
 def test_truncation_keeps_z():
-    """The last observation of a truncated episode has the z of that episode, the next one
-    another."""
+    """The last observation of a truncated episode has its z, the next one another."""
     with make_envs(2, 2, env_id="Family-v0", env_kwargs=NUMBERS[:2], wrap=("z:uniform:1",)) as envs:
         z = envs.reset(0).obs.values[-1][0].copy()
         steps = [envs.step([0, 0]) for _ in range(4)]
@@ -212,8 +204,7 @@ def test_truncation_keeps_z():
 
 
 def test_names_of_z_in_the_log(tmp_path):
-    """Returns and lengths per skill; for numbers per third of the first one; with a list per entry,
-    too."""
+    """Per skill; for numbers per third of the first one; with a list per entry, too."""
     flags = dict(env_id="Family-v0", num_steps=100, total_timesteps=300, num_minibatches=1)
     log = run(tmp_path / "a", wrap=("z:skill:3",), **flags).scalars
     for z in range(3):  # two steps of reward z
@@ -231,8 +222,7 @@ def test_names_of_z_in_the_log(tmp_path):
 
 # ---- Evaluation ----
 def test_evaluation_of_tasks_and_skills(tmp_path):
-    """eval_episodes of each entry, or each episode with the group of its z; the table has the mean
-    of each group. --capture-video shows the first entry."""
+    """eval_episodes of each entry, groups of z, the mean of each group."""
     flags = dict(env_id="Family-v0", total_timesteps=0)
     result = run(tmp_path / "a", env_kwargs=NUMBERS, eval_episodes=2, capture_video=True, **flags)
     expected = [(f"task_{k}", 2 + n, (2 + n) * (n - 1)) for k, n in enumerate((1, 2, 4))]
@@ -275,9 +265,7 @@ RUNS = [
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_every_script(name, tmp_path):
-    """Z is one more leaf of every encoder and memory, and entries of a list are played side by
-    side: collection and training compute the same policy, and the evaluation has rows for each
-    entry."""
+    """Z is one more leaf of every memory; the evaluation has rows for each entry."""
     script = importlib.import_module(f"cleanrl_graph.{name}")
     for k, flags in enumerate(RUNS):
         result = run(tmp_path / str(k), script, eval_episodes=1, **SMALL.get(name, {}) | flags)
@@ -305,8 +293,7 @@ def test_z_changes_what_the_policy_does():
 
 # ---- The worked example ----
 def test_skill_graph_optimum_and_bound():
-    """From the observation and z alone every task can be solved; the right nodes of a graph are
-    different, so that a blind policy earns T / K on average over the tasks, whichever it plays."""
+    """With z every task can be solved; a blind policy earns T / K on average."""
     env = gym.make("cleanrl_graph.envs:SkillGraph-v0", disable_env_checker=True).unwrapped
     totals = np.zeros((2, 4))
     for z in range(4):
@@ -332,9 +319,7 @@ def test_skill_graph_optimum_and_bound():
 @pytest.mark.slow
 @pytest.mark.parametrize("wrap", [("z:skill:4",), ()])
 def test_one_policy_learns_all_skills(wrap, tmp_path):
-    """With z the policy reaches at least 90% of the optimum over all skills; without it, with a
-    list of the tasks, it stays below the bound of the env's docstring: the evaluation plays all
-    tasks on the same graphs."""
+    """With z 90% of the optimum; without it below the bound of the docstring."""
     tasks = {"max_nodes": 5} if wrap else [{"max_nodes": 5, "skill": k} for k in range(4)]
     flags = dict(env_id="envs:SkillGraph-v0", env_kwargs=tasks, wrap=wrap, learning_rate=1e-3)
     flags |= dict(num_envs=16, num_steps=32, num_minibatches=4, update_epochs=4, gamma=0.0)

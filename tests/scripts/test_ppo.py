@@ -61,8 +61,7 @@ gym.register("Walk-v0", entry_point=Walk)
 
 
 class Net64(nn.Module):
-    """Actor and critic of a vector observation and a Discrete action, in float64 and written
-    anew."""
+    """Actor and critic of a vector and a Discrete action, in float64 and written anew."""
 
     def __init__(self, agent):
         super().__init__()
@@ -100,8 +99,7 @@ def batch(leaves, flats):
 
 
 def reference_advantages(after, values, next_values, final_values, gamma, lam):
-    """GAE, [T, N]: sums of (gamma lambda)^k delta along each trajectory, no recursion. `after` are
-    the steps that followed."""
+    """GAE, [T, N]: sums of (gamma lambda)^k delta; `after` are the steps that followed."""
     names = ("terminated", "truncated", "reward")
     terminated, truncated, rewards = (np.stack([getattr(s, name) for s in after]) for name in names)
     T, N = rewards.shape
@@ -122,8 +120,7 @@ def reference_advantages(after, values, next_values, final_values, gamma, lam):
 
 
 def reference_run(seen: Record, network, leaves, args):
-    """(gradients per minibatch, logged scalars per update) of PPO on the recorded steps, actions
-    and minibatches."""
+    """(gradients per minibatch, scalars per update) of PPO on what was recorded."""
     T, N = args.num_steps, args.num_envs
     optimizer = torch.optim.Adam(network.parameters(), lr=args.learning_rate, eps=1e-5)
     optimizer.param_groups[0]["amsgrad"] = args.amsgrad
@@ -277,8 +274,7 @@ def test_update_on_ragged_observations(kwargs, tmp_path):
 
 
 def test_truncated_graphs_bootstrap_from_the_final_observation():
-    """Values of last observations of all sizes, zero nodes included, are those of the observations
-    one by one."""
+    """Values of last observations of all sizes are those of each alone."""
     envs = make_envs([partial(RandomEnv, "graph_edges")] * 4)
     agent, finals = ppo_graph.Agent(envs.leaves, envs.action_space, small_args()), []
     envs.reset(1)
@@ -295,8 +291,7 @@ def test_truncated_graphs_bootstrap_from_the_final_observation():
 
 
 def test_one_step_in_a_minibatch(tmp_path):
-    """Advantages of a single step have no spread: they are not normalised, and nothing becomes
-    NaN."""
+    """Advantages of a single step are not normalised; nothing becomes NaN."""
     scalars = run(tmp_path, env_id="Walk-v0", num_minibatches=24, update_epochs=1).scalars
     assert all(np.isfinite(value) for events in scalars.values() for _, value in events)
 
@@ -388,8 +383,7 @@ def test_both_ends_at_once_is_a_termination():
 
 
 def test_what_is_known_of_an_episode():
-    """Group and eval are those of the info at the episode's end; return and length those of
-    RecordEpisodeStatistics, wherever it is; a life that ends is no episode."""
+    """Group and eval of the last info, return and length; a life is no episode."""
 
     class Informed(Corridor):
         def step(self, action):
@@ -463,8 +457,7 @@ CASES += [
 
 @pytest.mark.parametrize("observation, action, head, flags", CASES)
 def test_collection_and_training_agree(observation, action, head, flags, tmp_path):
-    """Before the first gradient step of each update the probability ratio is 1, for every
-    observation and head; all actions are legal; main runs from environment to evaluation."""
+    """The ratio is 1 before the first gradient step; all actions are legal."""
     kwargs = {"observation": observation, "action": action, "head": head}
     flags = dict(flags, env_id="Random-v0", env_kwargs=kwargs, eval_episodes=2)
     rows, scalars, *_ = run(tmp_path, **flags)
@@ -484,8 +477,7 @@ def test_collection_and_training_agree(observation, action, head, flags, tmp_pat
     ids=["graph", "mixed"],
 )
 def test_same_seed_same_run(tmp_path, kwargs):
-    """A seed fixes every bit of the weights and of the log, with worker processes or without;
-    another seed gives others."""
+    """A seed fixes every bit, with workers or without; another one gives others."""
 
     def trained(name, **flags):
         result = run(tmp_path / name, save_model=True, eval_episodes=1, **kwargs | flags)

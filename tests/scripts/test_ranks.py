@@ -133,8 +133,7 @@ gym.register("Draws-v0", entry_point=Draws)
 
 
 def test_environments_that_draw_from_torch(tmp_path):
-    """All ranks have the same weights at the end, although the environments of one of them draw
-    from the generator that makes the weights."""
+    """All ranks have the same weights, whatever environments draw."""
 
     def patch(module):
         original = module.average_gradients
@@ -169,8 +168,7 @@ def test_a_rank_without_elements(script, tmp_path):
 
 @pytest.mark.parametrize("spaces_differ", ["observation", "action"])
 def test_ranks_whose_entries_differ(spaces_differ, tmp_path):
-    """Entries of --env-kwargs that do not fit together are named on all ranks alike, where each of
-    them has one."""
+    """They are named on all ranks alike, where each of them has one."""
     kwargs = {
         "observation": [{"observation": "vector"}, {"observation": "discrete"}],
         "action": [{"action": "discrete"}, {"action": "box"}],
@@ -209,8 +207,7 @@ def test_torchrun(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_ranks_resume(tmp_path):
-    """A checkpoint holds environments, memory and random states of all ranks. After kill -9 of both
-    they go on bit by bit."""
+    """After kill -9 of both they go on bit by bit."""
     script = "ppo_lstm_sparse" if "ppo_lstm_sparse" in SCRIPTS else "ppo_graph"
     flags = dict(env_id="envs:GraphExplore-v0", num_envs=2, norm_obs=True, num_workers=2)
     flags |= dict(total_timesteps=192)
@@ -231,8 +228,7 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in SCRIPTS[1:]]
 
 @pytest.mark.parametrize("script", [SCRIPTS[0], *SLOW])
 def test_resume_with_another_number_of_ranks(script, tmp_path, capsys):
-    """Weights, optimizer, statistics and steps go on; as many environments as before begin new
-    episodes. The same command works again, with as few ranks and with more."""
+    """As many environments as before begin new episodes; all else goes on."""
     flags = dict(env_id="CartPole-v1", norm_obs=True, num_envs=2, checkpoint_every=1, resume="auto")
     place = tmp_path / "a"
     assert train_ranks(place, script, total_timesteps=96, **flags) == [0, 0]
@@ -281,8 +277,7 @@ def test_signal_to_one_rank(tmp_path):
 
 @pytest.mark.parametrize("fast, step", [(0, 2 * 144 - 48), (1, 0)])
 def test_minutes_are_those_of_rank_0(fast, step, tmp_path):
-    """Where a clock is fast all ranks write a checkpoint, or none; before the last update, in which
-    both die."""
+    """Where a clock is fast all ranks write a checkpoint, or none."""
 
     class Clock:
         time = staticmethod(time.time)
@@ -299,8 +294,7 @@ def test_minutes_are_those_of_rank_0(fast, step, tmp_path):
 
 
 def test_a_rank_that_fails_ends_the_others(tmp_path):
-    """None waits for ever, and each ends with a sentence. There is a mark, lest the same comes
-    again."""
+    """Each ends with a sentence, and there is a mark."""
 
     def burn(module):
         original = module.Envs.step

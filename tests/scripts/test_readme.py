@@ -133,8 +133,7 @@ def test_the_action_head_learns(tmp_path):
 
 @pytest.mark.parametrize("script", SCRIPTS[:-1])  # another loss is what ppo_graph_aux.py is about
 def test_the_loss(tmp_path, monkeypatch, script):
-    """The first minibatch is that of the policy that collected, where the term is 0; the second
-    one's loss has it."""
+    """The term is 0 in the first minibatch; the second one's loss has it."""
     losses, backward = [], torch.Tensor.backward
     noted = lambda loss: (losses.append(loss.item()), backward(loss))
     monkeypatch.setattr(torch.Tensor, "backward", noted)
@@ -180,8 +179,7 @@ def lightest(weights, links):
 
 
 def test_the_environment_is_vertex_cover(cover):
-    """The mask allows the nodes that still have an edge, and each episode ends with a cover, whose
-    weight is minus the return; no cover is lighter than the best one."""
+    """Masks allow nodes with an edge; episodes end with a cover, whose weight is paid."""
     env = gym.make("cover:Cover-v0", disable_env_checker=True)
     rng = np.random.default_rng(1)
     for seed in range(20):
@@ -201,8 +199,7 @@ def test_the_environment_is_vertex_cover(cover):
 
 @pytest.mark.slow
 def test_the_environment_is_learned(tmp_path, cover, monkeypatch):
-    """The README's commands: covers within 2% of the best ones, and of graphs of up to 200 nodes
-    lighter ones than the rule that takes most edges per weight."""
+    """Covers within 2% of the best, and lighter ones than a rule's of large graphs."""
     (commands,) = fences("bash", "Your own environment")
     monkeypatch.chdir(tmp_path)
     for words in map(str.split, commands.splitlines()):
@@ -231,8 +228,7 @@ def test_the_environment_is_learned(tmp_path, cover, monkeypatch):
 
 @pytest.mark.parametrize("script", ["ppo_graph", "ppo_lstm_sparse"])
 def test_what_was_trained_plays(tmp_path, monkeypatch, script):
-    """The README's program, of at most ten lines, plays the script's own greedy episode of the same
-    seed."""
+    """Ten lines play the script's own greedy episode of the same seed."""
     flags = dict(env_id="envs:JobShop-v0", env_kwargs={"jobs": 3, "machines": 3}, norm_obs=True)
     module = importlib.import_module(f"cleanrl_graph.{script}")
     played = run(tmp_path / "runs", module, save_model=True, eval_episodes=1, **flags)
@@ -269,8 +265,7 @@ PAGES = [
 
 @pytest.mark.parametrize("path", PAGES, ids=[str(path.relative_to(ROOT)) for path in PAGES])
 def test_links(path):
-    """Every file and heading that is linked to or shown exists, and so does every file that a
-    command names."""
+    """Every file and heading that is linked to exists, and every file that a command names."""
     text = path.read_text()
     links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
     titles = re.findall(r"^#+ (.*)", text, re.M)
@@ -283,8 +278,7 @@ def test_links(path):
 
 
 def test_tables_length():
-    """The page of all tables is read in one sitting, and the conclusions of what was tried in
-    another one."""
+    """The page of all tables, and the conclusions, are read in one sitting each."""
     assert len(TABLES.read_text().split()) <= 4_000
     tried = (ROOT / "benchmark" / "results").glob("*.md")
     assert sum(len(path.read_text().split()) for path in tried) <= 6_000
@@ -338,8 +332,7 @@ def test_environments():
 
 
 def test_requirements_list_all_that_is_imported():
-    """Every third-party package that the scripts import has its line, but those of optional
-    environments."""
+    """Every package that is imported, but those of optional environments."""
     pinned = {line.split("==")[0] for line in (ROOT / "requirements.txt").read_text().split()}
     found = set()
     for path in (ROOT / "cleanrl_graph").rglob("*.py"):

@@ -50,8 +50,7 @@ def log_of(folder):
 
 
 def assert_same(run_dir, whole):
-    """The weights and the log in a run_dir are those of the run in the folder `whole`, bit by
-    bit."""
+    """Weights and log in a run_dir are those of the run in the folder `whole`, bit by bit."""
     folder = folder_of(run_dir)
     assert_equal(weights(folder), weights(whole))
     assert log_of(folder) == log_of(whole)
@@ -91,8 +90,7 @@ def own_module(tmp_path, monkeypatch):
 
 # ---- Kill and resume ----
 def moment(name, flags):
-    """Where a run dies, after its first checkpoint: in a step, in an update, while it logs or
-    saves."""
+    """Where a run dies, after its first checkpoint: in a step, an update, a log or a save."""
     rng = random.Random(name)
     envs = (WorkerEnvs if flags.get("num_workers") else "Envs", "step", rng.randrange(17, 49))
     return [
@@ -143,8 +141,7 @@ FAST = {"CartPole", "graphs, workers", "own class, workers", "shifts", "LSTM, id
     ],
 )
 def test_killed_and_resumed(name, tmp_path, own_module, capfd):
-    """A run that was killed with -9 is continued to the weights and the log of one that was not.
-    The log file of the first one still holds what came after its last checkpoint."""
+    """A run that was killed with -9 ends with the weights and the log of one that was not."""
     script, flags = (RUNS | EVERY)[name]
     flags = flags | dict(norm_obs=True) if name in EVERY else flags
     if ":" in flags["env_id"]:
@@ -182,8 +179,7 @@ def test_killed_while_it_saves(tmp_path):
 
 @pytest.mark.slow
 def test_killed_at_random_moments(tmp_path):
-    """benchmark/reliability/kill.py, whatever its processes do when they are killed; every script,
-    in process and with workers, on CartPole and environments that ship with the scripts."""
+    """benchmark/reliability/kill.py: every script, in process and with workers."""
     import kill
 
     outcomes = kill.kill_runs(len(kill.RUNS), tmp_path, seed=None, total_timesteps=720)
@@ -216,8 +212,7 @@ for env in (Faulty, Forgetful, NoPickle, OnClass):
     ],
 )
 def test_inexact_environments_begin_anew(kind, words, workers, tmp_path, capfd):
-    """Where a pickled copy does not go on exactly, the run says so once, and a resumed run begins
-    new episodes with other seeds; all else goes on."""
+    """Which is said once, with other seeds; all else goes on."""
     kwargs = {"seeds": str(tmp_path / "seeds")}
     flags = dict(env_id=f"{kind}-v0", env_kwargs=kwargs, num_workers=workers)
     assert dies(tmp_path / "b", Dies(torch.optim.Adam, "step", 11), **flags) == 48
@@ -259,8 +254,7 @@ class Clock:
     ],
 )
 def test_updates_or_minutes(every, minutes, steps, tmp_path, monkeypatch):
-    """Whichever comes first since the last checkpoint, and the end; none with --checkpoint-every
-    0."""
+    """Whichever comes first, and the end; none with --checkpoint-every 0."""
     written, save = [], checkpoint.Folder.save
     noted = lambda self, *args: (written.append(args[0]), save(self, *args))
     monkeypatch.setattr(runs, "time", Clock())
@@ -283,8 +277,7 @@ def test_checkpoint_that_cannot_be_unpickled(tmp_path, capsys):
 
 
 def test_auto_refuses_changed_flags(tmp_path, capsys):
-    """By name, before anything is written; a folder goes on with them, and each is printed and
-    holds."""
+    """By name, before anything is written; a folder goes on with them."""
     folder = train(tmp_path, anneal_lr=False, learning_rate=0.5, **GRAPH)
     changed = GRAPH | dict(anneal_lr=False, learning_rate=1e-3, gamma=0.5, total_timesteps=192)
     before = {path: path.read_bytes() for path in folder.iterdir()}
@@ -304,8 +297,7 @@ def test_auto_refuses_changed_flags(tmp_path, capsys):
 
 
 def test_auto_after_the_end(tmp_path):
-    """With the same flags nothing is trained and the run ends well, with its model; other steps go
-    on."""
+    """With the same flags the run ends well, with its model; other steps go on."""
     folder = train(tmp_path, **GRAPH)
     model, log, paths = weights(folder), log_of(folder), checkpoint.checkpoints_in(str(folder))
     before = Path(paths[0]).read_bytes()
@@ -322,8 +314,7 @@ def test_auto_after_the_end(tmp_path):
 
 
 def test_other_num_steps(tmp_path):
-    """The steps of longer rollouts are counted on from those that were made: the run has as many
-    steps as it was told, and no step is logged twice."""
+    """The run has as many steps as it was told, and no step is logged twice."""
     folder = train(tmp_path, total_timesteps=96, num_steps=8, **GRAPH)  # 4 updates of 24 steps
     begun_earlier(tmp_path)
     train(tmp_path, total_timesteps=192, num_steps=16, resume=str(folder), **GRAPH)
@@ -370,8 +361,7 @@ def test_checkpoints_that_are_kept(tmp_path):
     ],
 )
 def test_signal_saves_and_leaves(number, script, workers, tmp_path):
-    """SIGINT and SIGTERM, here to the whole group, end the update, save and exit with 130 and 143.
-    The resumed run ends like one that was not stopped."""
+    """It ends the update, saves and exits with 130 or 143; the run can go on."""
     flags = STATELESS | dict(num_workers=workers)
     whole = train(tmp_path / "a", script, **flags)
     at = Dies(WorkerEnvs if workers else "Envs", "step", 19, number=number)
@@ -424,8 +414,7 @@ def test_no_orphans(fault, tmp_path):
 
 @pytest.mark.slow
 def test_the_command_line(tmp_path, own_module):
-    """Ctrl-C in the middle of `python ppo_graph.py` with a class of one's own from the current
-    folder exits with 130 and shows no traceback; the run goes on as one that was not stopped."""
+    """Ctrl-C exits with 130 and no traceback; the run goes on bit by bit."""
     flags = "--env-id walk:Walk-v0 --num-envs 3 --num-steps 8 --total-timesteps 96000 --no-cuda "
     flags += "--hidden-dims 16 --gnn-dim 8 --gnn-layers 2 --num-minibatches 2 --update-epochs 2 "
     flags += f"--eval-episodes 0 --no-anneal-lr --save-model --run-dir {tmp_path / 'b'}"
@@ -470,9 +459,7 @@ def test_the_command_line(tmp_path, own_module):
     ],
 )
 def test_fault_in_an_environment(fault, workers, sentence, tmp_path):
-    """An error with the environment's own frames, or with the worker's environments, and a mark.
-    The run that goes on from the last checkpoint begins new episodes with other seeds, so that the
-    same fault does not come again."""
+    """A sentence and a mark; the resumed run has other seeds, lest it comes again."""
     kwargs = {"fault": fault, "at": 21, "seeds": str(tmp_path / "seeds")}
     flags = dict(env_id="Faulty-v0", env_kwargs=kwargs, num_workers=workers, env_timeout=0.5)
     with pytest.raises((UsageError, ChildProcessError), match=sentence):

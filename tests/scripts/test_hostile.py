@@ -37,6 +37,7 @@ IN_WORKERS = (  # a sentence of each place that finds one, and what a worker sen
     "observations: a key is missing",
     "observations: one buffer of all environments",
     "observations: none and 3,000 nodes in turn",
+    "observations: 100,000 numbers",
     "observations: a set of sets",
     "actions: a graph",
     "returns: reward None",
@@ -183,10 +184,9 @@ def test_result_in_an_odd_form():
 
 # ---- Rewards of agents, and of objectives; other environments of their own ----
 class Simple(gym.Env):
-    """Two numbers; episodes of 5 steps, or without an end."""
+    """Two numbers; episodes of 5 steps."""
 
     observation_space, action_space = vector(2), spaces.Discrete(2)
-    num_steps = 5
 
     def reset(self, *, seed=None, options=None):
         self.t = 0
@@ -194,11 +194,7 @@ class Simple(gym.Env):
 
     def step(self, action):
         self.t += 1
-        return np.array([self.t / 10, 0], np.float32), 1.0, self.t == self.num_steps, False, {}
-
-
-class Endless(Simple):
-    num_steps = None
+        return np.array([self.t / 10, 0], np.float32), 1.0, self.t == 5, False, {}
 
 
 class NoSeed(Simple):
@@ -278,7 +274,7 @@ class Team(gym.Env):
         return self.observe(), list(rewards) if self.of == "tuple" else rewards, over, False, {}
 
 
-for kind in (Simple, Endless, NoSeed, Strict, Needy, Objectives, Team):
+for kind in (Simple, NoSeed, Strict, Needy, Objectives, Team):
     gym.register(f"{kind.__name__}-v0", entry_point=kind)
 gym.register("Needy-v1", entry_point=lambda n_nodes: Simple())
 
@@ -350,24 +346,6 @@ def test_agents_become_a_set(of, lists_ends, tmp_path):
     assert np.mean([row["return"] for row in result.rows]) > 2.9
     rows = result.scalars["charts/rows/agents"][-1][1]
     assert rows == pytest.approx(8 / 3 if lists_ends else 3, abs=0.05)
-
-
-def test_episode_that_never_ends(tmp_path):
-    """The evaluation cuts it off; so it does in training's log, where it is no episode."""
-    result = run(tmp_path, env_id="Endless-v0", eval_episodes=2, eval_max_steps=70)
-    cut = {"length": 70, "return": 70.0, "cut": 1}
-    beside = {f"sampled {name}": value for name, value in cut.items()}
-    assert result.rows == [{"episode": i, **cut, **beside} for i in range(2)]
-    assert "charts/episodic_return" not in result.scalars
-
-
-def test_schedule_that_does_not_end(tmp_path):
-    """It counts with what was scheduled so far, and is marked."""
-    flags = dict(env_id="envs:JobShop-v0", eval_suite="ft", eval_samples=2, eval_max_steps=40)
-    rows = run(tmp_path, total_timesteps=0, **flags).rows
-    for column in ("greedy", "best of 2"):  # ft06 has 36 operations, the others have 100
-        assert [row[column] > 0 for row in rows] == [True] * 3
-    assert [row.get("cut") for row in rows] == [None, 3, 3]
 
 
 @pytest.mark.parametrize("script", [ppo_gtrxl, ppo_lstm_sparse], ids=lambda s: s.__name__)

@@ -220,12 +220,3 @@ def test_suite(tmp_path, capsys):
     with open(folder / "eval.csv") as file:
         assert [float(row["greedy"]) for row in csv.DictReader(file)] == [-6, -9]
     assert run(tmp_path / "b", **flags | {"eval_suite": "none"}).rows == []
-
-
-def test_job_shop_suite(tmp_path):
-    """Instances of job shops with what is known of them."""
-    flags = dict(env_id="envs:JobShop-v0", eval_suite="ft", eval_samples=1, total_timesteps=0)
-    rows = run(tmp_path, **flags).rows
-    assert [row["instance"] for row in rows] == ["ft06", "ft10", "ft20"]
-    for row in rows:
-        assert row["best_known"] <= min(row["greedy"], row["best of 1"])

@@ -172,23 +172,6 @@ def test_copied_and_changed(my_ppo):
     assert re.fullmatch(r"my_ppo \d\n", done.stdout), done.stderr
 
 
-@pytest.mark.parametrize(
-    "old, new, sentence",
-    [
-        ("version=1", "version=2", "is for services of version 2, these have version 1"),
-        ("def acting_group(", "def own_group(", "lacks acting_group"),
-    ],
-)
-def test_a_script_that_services_do_not_know(my_ppo, old, new, sentence):
-    """Another version, or a name that is missing, is a sentence."""
-    path = my_ppo / "my_ppo.py"
-    path.write_text(path.read_text().replace(old, new))
-    done = python(path, "--env-id", "CartPole-v1", *SHORT, cwd=my_ppo, path=[ROOT])
-    assert done.returncode == 1 and sentence in done.stderr
-    assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
-    assert not (my_ppo / "runs").exists()
-
-
 # ---- Modules of one's own ----
 OWN_ENVS = """
 import gymnasium as gym

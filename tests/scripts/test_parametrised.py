@@ -4,18 +4,16 @@
 import contextlib
 import csv
 import importlib
-import sys
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from helpers import MASK, UsageErrors, run, small_args, train_events, vector
+from helpers import MASK, run, small_args, train_events, vector
 from processes import SCRIPTS, SMALL, train_ranks
 
 from cleanrl_graph import ppo_graph
-from cleanrl_graph.services import arguments
 from cleanrl_graph.services.command import envs_of
 
 
@@ -77,15 +75,6 @@ def record(num_steps, **flags):
 
 
 # ---- A list of --env-kwargs ----
-@pytest.mark.parametrize("num_workers", [0, 3])
-def test_env_i_has_entry_i_modulo_the_number(num_workers):
-    """Copy i has entry i modulo the length of the list, wherever it is stepped."""
-    values, episodes = record(6, num_workers=num_workers, env_id="Family-v0", env_kwargs=NUMBERS)
-    assert values["obs"][:, :, 0].tolist() == [[1, 2, 4, 1]] * 7
-    ends = [[(i, info["episode"]["l"]) for i, info in row] for row in episodes]
-    assert ends == [[], [], [], [(0, 3), (3, 3)], [(1, 4)], [], [(0, 3), (2, 6), (3, 3)]]
-
-
 def test_names_of_tasks_in_the_log(tmp_path):
     """Returns and lengths per entry beside those of all, where there is a list."""
     flags = dict(env_id="Family-v0", num_envs=4, num_steps=6, total_timesteps=24)
@@ -113,20 +102,6 @@ def test_ranks_cover_the_list(tmp_path):
     assert len(log["charts/episodic_length"]) == 26 and len(log["losses/value_loss"]) == 2
 
 
-@pytest.mark.parametrize("num_workers", [0, 3])
-@pytest.mark.parametrize(
-    "tasks, words",
-    [
-        ([{}, {"actions": 4}], r"action space Discrete\(3\)"),
-        ([{}, {"kind": "set"}], "observation space Box.*Dict.*Sequence"),
-    ],
-)
-def test_spaces_that_differ(tasks, words, num_workers, tmp_path):
-    """One policy plays all entries, so one with other spaces is an error, in workers too."""
-    with pytest.raises(UsageErrors, match=f"--env-kwargs: not all entries have the {words}"):
-        run(tmp_path, env_id="Family-v0", env_kwargs=tasks, num_workers=num_workers)
-
-
 SHOPS = [{"jobs": 3, "machines": 3}, {"instance": "la01"}]
 SETS = [{"kind": "set"}, {"kind": "set", "actions": 9, "low": -1.0}]
 
@@ -136,19 +111,6 @@ def test_spaces_that_fit(env_id, tasks):
     """Numbers of rows to choose from may differ, and bounds of a Box."""
     with make_envs(env_id=env_id, env_kwargs=tasks) as envs:
         envs.reset(0)
-
-
-def test_list_on_the_command_line(monkeypatch):
-    """An object or a list of them, and any number of wrappers."""
-
-    def parse(*flags):
-        monkeypatch.setattr(sys, "argv", ["ppo_graph.py", *flags])
-        return arguments.parse(ppo_graph)
-
-    flags = ["--env-kwargs", '[{"number": 1}, {}]', "--wrap", "hide:1,3", "z:skill:3"]
-    args = parse(*flags)
-    assert args.env_kwargs == [{"number": 1}, {}] and args.wrap == ("hide:1,3", "z:skill:3")
-    assert parse("--env-kwargs", '{"number": 1}').env_kwargs == {"number": 1}
 
 
 # ---- z ----

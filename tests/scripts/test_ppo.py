@@ -391,23 +391,6 @@ def test_what_is_known_of_an_episode():
             info = {"group": "middle"} if not terminated else infos[self.episode]
             return obs, reward, terminated, truncated, info
 
-    class Lives(gym.Wrapper):
-        """Each reward but the last one costs a life, and ends an episode."""
-
-        lives = 0
-
-        def reset(self, **kwargs):
-            if self.lives == 0:
-                self.lives = 3
-                self.latest = self.env.reset(**kwargs)
-            return self.latest
-
-        def step(self, action):
-            obs, reward, terminated, truncated, info = self.env.step(action)
-            self.lives -= 1
-            self.latest = obs, {}
-            return obs, reward, True, truncated, info | {"lives": self.lives}
-
     infos = [{}, {"group": "left", "eval": {"cost": 3}, "more": 1}]
     envs, seen = make_envs([lambda: Informed([(2, False)])]), []
     envs.reset(0)
@@ -419,12 +402,6 @@ def test_what_is_known_of_an_episode():
     recorded = make_envs([lambda: record(Corridor([(2, True)]))])
     recorded.reset(0)
     assert [recorded.step([0]).infos for _ in range(2)] == [[], [(0, ended)]]
-    of_lives = make_envs([lambda: Lives(record(Corridor([(3, False)])))])
-    of_lives.reset(0)
-    steps = [of_lives.step([0]) for _ in range(3)]
-    assert [step.terminated.tolist() for step in steps] == [[True]] * 3
-    whole = {"episode": {"r": 2 + 3 + 4, "l": 3}}
-    assert [step.infos for step in steps] == [[], [], [(0, whole)]]
 
 
 def test_reset_begins_anew():
@@ -493,34 +470,6 @@ def test_same_seed_same_run(tmp_path, kwargs):
 
 
 # ---- Worker processes: what they hand over ----
-class Growing(gym.Env):
-    """Step t has 4**t elements, all equal to t."""
-
-    observation_space = spaces.Sequence(vector(2, low=0, high=9), stack=True)
-    action_space = spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        self.t = 0
-        return np.zeros((0, 2), np.float32), {}
-
-    def step(self, action):
-        self.t += 1
-        return np.full((4**self.t, 2), self.t, np.float32), 0.0, False, False, {}
-
-
-def test_observations_of_any_size_leave_a_worker():
-    """Observations that grow a thousandfold arrive whole."""
-    envs = make_envs([Growing] * 3, 2)
-    try:
-        envs.reset(0)
-        for t in range(1, 9):
-            obs = envs.step([0] * 3).obs
-            assert obs.counts["obs"].tolist() == [4**t] * 3
-            assert obs.values[0].shape == (3 * 4**t, 2) and (obs.values[0] == t).all()
-    finally:
-        envs.close()
-
-
 def test_nothing_is_padded_between_processes():
     """What workers hand over is exactly the valid bytes."""
     envs = make_envs([partial(RandomEnv, "graph_edges")] * 6, 2)

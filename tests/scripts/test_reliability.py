@@ -1,7 +1,6 @@
 """What stops a run: kill -9, signals, faults of environments, bad numbers, damaged
 checkpoints."""
 
-import hashlib
 import os
 import random
 import signal
@@ -264,18 +263,6 @@ def test_updates_or_minutes(every, minutes, steps, tmp_path, monkeypatch):
 
 
 # ---- What --resume finds ----
-def test_checkpoint_that_cannot_be_unpickled(tmp_path, capsys):
-    """Although its checksum fits; the one before it is used, and the end is the same."""
-    whole = train(tmp_path / "a", **GRAPH)
-    dies(tmp_path / "b", Dies("Envs", "step", 35), **GRAPH)
-    path = Path(checkpoint.checkpoints_in(str(folder_of(tmp_path / "b")))[0])
-    data = b"not a pickle"
-    path.write_bytes(f"{checkpoint.FORMAT} {hashlib.sha256(data).hexdigest()}\n".encode() + data)
-    train(tmp_path / "b", resume="auto", **GRAPH)
-    assert f"{path} is left out: " in capsys.readouterr().err
-    assert_same(tmp_path / "b", whole)
-
-
 def test_auto_refuses_changed_flags(tmp_path, capsys):
     """By name, before anything is written; a folder goes on with them."""
     folder = train(tmp_path, anneal_lr=False, learning_rate=0.5, **GRAPH)
@@ -311,15 +298,6 @@ def test_auto_after_the_end(tmp_path):
     begun_earlier(tmp_path)
     train(tmp_path, resume="auto", **GRAPH | dict(total_timesteps=192))
     assert newest(tmp_path) == 192 and len(log_of(folder)["losses/value_loss"]) == 8
-
-
-def test_other_num_steps(tmp_path):
-    """The run has as many steps as it was told, and no step is logged twice."""
-    folder = train(tmp_path, total_timesteps=96, num_steps=8, **GRAPH)  # 4 updates of 24 steps
-    begun_earlier(tmp_path)
-    train(tmp_path, total_timesteps=192, num_steps=16, resume=str(folder), **GRAPH)
-    steps = [step for step, _ in log_of(folder)["losses/value_loss"]]
-    assert steps == [24, 48, 72, 96, 144, 192] and newest(tmp_path) == 192
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path):

@@ -496,6 +496,34 @@ class RandomEnv(gym.Env):
 
 gym.register("Random-v0", entry_point=RandomEnv)
 
+MY_ENV = '''
+import gymnasium as gym, numpy as np
+
+class Env(gym.Env):
+    """Choose the node with the largest number."""
+
+    observation_space = gym.spaces.Dict(
+        graph=gym.spaces.Graph(gym.spaces.Box(0, 1, (1,), np.float32), None),
+        action_mask=gym.spaces.Sequence(gym.spaces.Box(0, 1, (), np.int8), stack=True))
+    action_space = gym.spaces.Discrete(6)
+
+    def observe(self):
+        self.x = self.np_random.random((self.np_random.integers(1, 7), 1), np.float32)
+        mask = np.ones(len(self.x), np.int8)
+        return {"graph": gym.spaces.GraphInstance(self.x, None, None), "action_mask": mask}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        reward, self.t = float(action == self.x.argmax()), self.t + 1
+        return self.observe(), reward, False, self.t == 5, {}
+
+gym.register("Mine-v0", entry_point=Env)
+'''
+
 
 # ---- Rollouts, without a run ----
 def begun(script, makers, agent=None, **flags):

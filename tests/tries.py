@@ -52,7 +52,7 @@ SMALLER = {
     "ppo_gtrxl": "--dim 8 --num-heads 2 --memory-length 5 --prev-reward",
 }
 AGAIN = ("ppo_framestack", "ppo_lstm_sparse", "ppo_gtrxl")  # have every third try of these kinds:
-KINDS_AGAIN = ("actions", "observations", "returns")
+KINDS_AGAIN = ("actions", "observations", "returns", "raises")
 
 
 class Row(NamedTuple):
@@ -94,39 +94,45 @@ class Witness:
         """What the script was not shown as the environments returned it, if anything."""
         if max(self.mismatches, default=0) > 1e-3:
             return f"training and collection differ by {max(self.mismatches)}"
-        shown = [hostile.read_notes(f"shown_{i}") for i in range(2)]
-        for t, (step, before) in enumerate(self.steps):
-            for i, notes in enumerate(shown):
-                problem = self.differs(before, i, *notes[t])
-                if problem:
-                    return f"step {t}, env {i}: {problem}"
-            for array, earlier in zip(step.obs.values, before.obs.values):
-                if not np.array_equal(array, earlier):
-                    return f"step {t}: what was stored was changed later"
-        return None
+        return unlike_noted(self.leaves, self.steps)
 
-    def differs(self, step, i: int, arrays: dict | None, outcome: tuple | None) -> str | None:
-        """How env i of a Step is not what it noted."""
-        if arrays is None:
-            return "the observation could not be noted"
-        for leaf, values in zip(self.leaves, step.obs.values):
-            rows = values
-            if leaf.group:
-                ends = step.obs.counts[leaf.group].cumsum()
-                rows = np.split(values, ends[:-1])
-            got = rows[i]
-            expected = arrays[leaf.path]
-            if leaf.dtype.kind == "f":
-                expected = np.asarray(expected, leaf.dtype)
-            if got.dtype != leaf.dtype or got.tolist() != expected.tolist():
-                return f"{leaf.path} is {got.tolist()}, the environment returned {expected}"
-        if outcome:
-            got = step.reward[i], step.terminated[i], step.truncated[i]
-            reward, terminated, truncated = outcome
-            expected = np.float32(reward), terminated, truncated and not terminated
-            if got != expected:
-                return f"reward and end are {got}, the environment returned {outcome}"
-        return None
+
+def unlike_noted(leaves: list, steps: list[tuple]) -> str | None:
+    """What of (Step, a copy of it) is not what the environments noted, if anything."""
+    shown = [hostile.read_notes(f"shown_{i}") for i in range(2)]
+    for t, (step, before) in enumerate(steps):
+        for i, notes in enumerate(shown):
+            problem = differs(leaves, before, i, *notes[t])
+            if problem:
+                return f"step {t}, env {i}: {problem}"
+        for array, earlier in zip(step.obs.values, before.obs.values):
+            if not np.array_equal(array, earlier):
+                return f"step {t}: what was stored was changed later"
+    return None
+
+
+def differs(leaves, step, i: int, arrays: dict | None, outcome: tuple | None) -> str | None:
+    """How env i of a Step is not what it noted."""
+    if arrays is None:
+        return "the observation could not be noted"
+    for leaf, values in zip(leaves, step.obs.values):
+        rows = values
+        if leaf.group:
+            ends = step.obs.counts[leaf.group].cumsum()
+            rows = np.split(values, ends[:-1])
+        got = rows[i]
+        expected = arrays[leaf.path]
+        if leaf.dtype.kind == "f":
+            expected = np.asarray(expected, leaf.dtype)
+        if got.dtype != leaf.dtype or got.squeeze().tolist() != expected.squeeze().tolist():
+            return f"{leaf.path} is {got.tolist()}, the environment returned {expected}"
+    if outcome:
+        got = step.reward[i], step.terminated[i], step.truncated[i]
+        reward, terminated, truncated = outcome
+        expected = np.float32(reward), terminated, truncated and not terminated
+        if got != expected:
+            return f"reward and end are {got}, the environment returned {outcome}"
+    return None
 
 
 # ---- A try ----
@@ -157,7 +163,8 @@ def outcome_of(each: hostile.Try, script: str, flags: list[str], log: Path) -> t
     """(result, message) of a try in this process and folder."""
     if each.before:
         own = len(each.flags.split())  # which are for the run that is judged
-        each.before(lambda more="": go(script, flags[: len(flags) - own] + more.split()))
+        before = flags[: len(flags) - own]
+        each.before(lambda more="", script=script: go(script, before + more.split()))
     witness = Witness(importlib.import_module(f"cleanrl_graph.{script}"))
     try:
         sentence = go(script, flags)
@@ -165,7 +172,9 @@ def outcome_of(each: hostile.Try, script: str, flags: list[str], log: Path) -> t
         return "traceback", f"{type(problem).__name__}: {problem}"
     text = log.read_text(errors="replace")
     if sentence is not None:
-        return judged(each.expected, sentence, text)
+        result = judged(each.expected, sentence, text)
+        problem = each.after() if each.after and result[0] == "sentence" else None
+        return ("silent", problem) if problem else result
     if each.expected != "trains":
         return "silent", f"it should have said: {each.expected}"
     if each.says and not re.search(each.says, text, re.S):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from helpers import MASK, command, train_events, vector
+from helpers import MASK, MY_ENV, command, train_events, vector
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from cleanrl_graph import ppo_graph, ppo_graph_mini
@@ -112,8 +112,7 @@ def test_mask_with_a_column(tmp_path):
 
 
 def test_clipfrac_is_that_of_all_minibatches(tmp_path):
-    """In the first minibatch no ratio is clipped, in the last one nearly all are: the mean is
-    logged."""
+    """First no ratio is clipped, last nearly all are: the mean is logged."""
     flags = "--num-envs 4 --num-steps 16 --num-minibatches 1 --update-epochs 2 --clip-coef 1e-4"
     flags = [*flags.split(), "--total-timesteps", 64]
     run("--env-id", "Graphs-none-v0", *flags, cwd=tmp_path)
@@ -139,24 +138,18 @@ def test_graphs_without_nodes():
     agent = ppo_graph_mini.Agent(space, ppo_graph_mini.Args())
     nodes = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
     links = np.array([[0, 1], [2, 3]])
-    some = {
-        "graph": spaces.GraphInstance(nodes, np.ones((2, 2), np.float32), links),
-        "action_mask": np.ones(4, np.int8),
-    }
+    graph = spaces.GraphInstance(nodes, np.ones((2, 2), np.float32), links)
+    some = {"graph": graph, "action_mask": np.ones(4, np.int8)}
     graph = spaces.GraphInstance(nodes[:0], None, None)
     none = {"graph": graph, "action_mask": np.ones(0, np.int8)}
-    values = [
-        agent.get_value(ppo_graph_mini.collate(chosen, space))
-        for chosen in ([some, none], [none, some], [some], [none])
-    ]
-    both, swapped, alone, empty = values
+    value = lambda *chosen: agent.get_value(ppo_graph_mini.collate(chosen, space))
+    both, swapped, alone, empty = value(some, none), value(none, some), value(some), value(none)
     torch.testing.assert_close(both, torch.cat([alone, empty]))
     torch.testing.assert_close(swapped, torch.cat([empty, alone]))
 
 
 def names_at_first_step(path, start) -> dict:
-    """The local names where the script at `path` steps the optimizer for the first time, when it
-    runs by start()."""
+    """The local names of the script at `path` at the optimizer's first step."""
 
     def stop(*_):
         raise Stopped
@@ -186,8 +179,7 @@ FLAGS = SIZES | {"total_timesteps": 96, "gamma": 0.9, "gae_lambda": 0.8, "max_gr
 
 @pytest.mark.parametrize("edges", EDGES)
 def test_first_update(edges, tmp_path, monkeypatch):
-    """With the same weights and actions both scripts see the same rollout, and log-probabilities,
-    entropies, values, losses and gradients of their first minibatch are equal."""
+    """From the same weights and actions, losses and gradients of both scripts are equal."""
     env_id = f"Graphs-{edges}-v0"
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in FLAGS.items()]
     flags += [f"--env-id={env_id}", "--no-clip-vloss"]
@@ -208,19 +200,18 @@ def test_first_update(edges, tmp_path, monkeypatch):
     actions = iter(small["actions"][..., None])
     monkeypatch.setattr(ppo_graph, "Agent", SameAgent)
     monkeypatch.setattr(ppo_graph.Choice, "sample", lambda self: next(actions), raising=False)
-    args = ppo_graph.Args(
-        **FLAGS, env_id=env_id, hidden_dims=(8,), clip_vloss=False, cuda=False, run_dir="other"
-    )
+    more = dict(hidden_dims=(8,), clip_vloss=False, cuda=False, run_dir="other")
+    args = ppo_graph.Args(**FLAGS, env_id=env_id, **more)
     large = names_at_first_step(Path(ppo_graph.__file__), partial(ppo_graph.main, args))
 
     assert small["dones"].sum() > 10 and small["rewards"].std() > 0.1
-    collected = {
-        "logprobs": torch.as_tensor(large["log_probs"]),
-        "values": torch.as_tensor(large["values"]),
-        "advantages": large["advantages"],
-    }
-    for name, expected in collected.items():
-        torch.testing.assert_close(small[name].flatten(), expected.flatten(), rtol=0, atol=1e-5)
+    for name, there in {
+        "logprobs": "log_probs",
+        "values": "values",
+        "advantages": "advantages",
+    }.items():
+        expected = torch.as_tensor(large[there]).flatten()
+        torch.testing.assert_close(small[name].flatten(), expected, rtol=0, atol=1e-5)
     minibatch = {"newlogprob": "new_log_prob", "entropy": "entropy", "newvalue": "new_value"}
     small_order = np.argsort(small["mb"])
     large_order = np.argsort(large["idx"])
@@ -235,38 +226,7 @@ def test_first_update(edges, tmp_path, monkeypatch):
 
 
 # ---- Where it finds environments ----
-OWN_ENV = '''
-import sys
-
-import gymnasium as gym, numpy as np
-from gymnasium import spaces
-
-assert "cleanrl_graph" not in sys.modules
-
-class Env(gym.Env):
-    """Choose the node with the largest number."""
-
-    observation_space = spaces.Dict(
-        graph=spaces.Graph(spaces.Box(0, 1, (1,), np.float32), None),
-        action_mask=spaces.Sequence(spaces.Box(0, 1, (), np.int8), stack=True))
-    action_space = spaces.Discrete(6)
-
-    def observe(self):
-        self.x = self.np_random.random((self.np_random.integers(1, 7), 1), np.float32)
-        graph = spaces.GraphInstance(self.x, None, None)
-        return {"graph": graph, "action_mask": np.ones(len(self.x), np.int8)}
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t = 0
-        return self.observe(), {}
-
-    def step(self, action):
-        reward, self.t = float(action == self.x.argmax()), self.t + 1
-        return self.observe(), reward, False, self.t == 5, {}
-
-gym.register("Mine-v0", entry_point=Env)
-'''
+OWN_ENV = f"import sys\nassert 'cleanrl_graph' not in sys.modules\n{MY_ENV}"
 SHORT = ["--total-timesteps=64", "--num-envs=2", "--num-steps=16", "--no-cuda"]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
@@ -280,8 +240,7 @@ def start(script, *flags, cwd):
 
 
 def test_alone(tmp_path):
-    """Without the package it finds a module beside it, also from another folder, and keeps a
-    model."""
+    """Without the package it finds a module beside it, and keeps a model."""
     copied = tmp_path / "copied"
     copied.mkdir()
     (copied / "my_env.py").write_text(OWN_ENV)

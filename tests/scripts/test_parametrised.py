@@ -4,18 +4,16 @@
 import contextlib
 import csv
 import importlib
-import sys
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from helpers import UsageErrors, run, small_args, train_events, vector
+from helpers import MASK, run, small_args, train_events, vector
 from processes import SCRIPTS, SMALL, train_ranks
 
-from cleanrl_graph import ppo_graph, services
-from cleanrl_graph.services import arguments
+from cleanrl_graph import ppo_graph
 from cleanrl_graph.services.command import envs_of
 
 
@@ -26,21 +24,16 @@ class Family(gym.Env):
 
     metadata, eval_suites = {"render_modes": ["rgb_array"]}, {"two": [{"number": 5}, {"number": 6}]}
 
-    def __init__(
-        self, number=0, actions=3, kind="flat", width=3, low=-9.0, start=0, render_mode=None
-    ):
-        self.number, self.kind, self.width, self.render_mode = number, kind, width, render_mode
-        self.action_space = spaces.Discrete(actions, start=start)
-        self.observation_space = vector(width, low=low, high=99.0)
+    def __init__(self, number=0, actions=3, kind="flat", low=-9.0, render_mode=None):
+        self.number, self.kind, self.render_mode = number, kind, render_mode
+        self.action_space = spaces.Discrete(actions)
+        self.observation_space = vector(3, low=low, high=99.0)
         if kind == "set":
-            mask = spaces.Sequence(spaces.Box(0, 1, (), np.int8), stack=True)
-            self.observation_space = spaces.Dict(
-                x=self.observation_space, action_mask=mask, s=spaces.Sequence(vector(1), stack=True)
-            )
+            parts = dict(action_mask=MASK, s=spaces.Sequence(vector(1), stack=True))
+            self.observation_space = spaces.Dict(x=self.observation_space, **parts)
 
     def observe(self):
-        x = np.zeros(self.width, np.float32)
-        x[:3] = self.number, np.ravel(self.z)[0], self.t
+        x = np.array([self.number, np.ravel(self.z)[0], self.t], np.float32)
         one = np.ones((2, 1), np.float32)
         return {"x": x, "s": one, "action_mask": np.ones(2, np.int8)} if self.kind == "set" else x
 
@@ -55,13 +48,8 @@ class Family(gym.Env):
     def step(self, action):
         self.t += 1
         ends, odd = self.t == 2 + self.number, self.number % 2 == 1
-        return (
-            self.observe(),
-            self.number + float(np.ravel(self.z)[0]),
-            ends and not odd,
-            ends and odd,
-            self.info(),
-        )
+        reward = self.number + float(np.ravel(self.z)[0])
+        return self.observe(), reward, ends and not odd, ends and odd, self.info()
 
     def render(self):
         return np.full((4, 4, 3), self.number, np.uint8)
@@ -72,160 +60,66 @@ NUMBERS = [{"number": 1}, {"number": 2}, {"number": 4}]
 
 
 def make_envs(num_workers=0, num_envs=4, **flags):
-    """The Envs, or WorkerEnvs, that the services make of the flags of ppo_graph.py, to be
-    closed."""
+    """The Envs, or WorkerEnvs, that the services make of the flags, to be closed."""
     args = small_args(num_envs=num_envs, num_workers=num_workers, **flags)
     return contextlib.closing(envs_of(ppo_graph, args))
 
 
 def record(num_steps, **flags):
-    """Leaf values [num_steps + 1, N, ...] by path, and env and last info of the episodes that ended
-    in every step; action 0 is taken."""
+    """Values [num_steps + 1, N, ...] by path, and what ended in each step; action 0 is taken."""
     with make_envs(**flags) as envs:
         steps = [envs.reset(7)] + [envs.step([0] * 4) for _ in range(num_steps)]
     columns = zip(*(step.obs.values for step in steps))
-    return {leaf.path: np.array(column) for leaf, column in zip(envs.leaves, columns)}, [
-        s.infos for s in steps
-    ]
+    values = {leaf.path: np.array(column) for leaf, column in zip(envs.leaves, columns)}
+    return values, [step.infos for step in steps]
 
 
 # ---- A list of --env-kwargs ----
-@pytest.mark.parametrize("num_workers", [0, 3])
-def test_env_i_has_entry_i_modulo_the_number(num_workers):
-    """Copy i has entry i modulo the length of the list, wherever it is stepped."""
-    values, episodes = record(6, num_workers=num_workers, env_id="Family-v0", env_kwargs=NUMBERS)
-    assert values["obs"][:, :, 0].tolist() == [[1, 2, 4, 1]] * 7
-    assert [[(i, info["episode"]["l"]) for i, info in row] for row in episodes] == [
-        [],
-        [],
-        [],
-        [(0, 3), (3, 3)],
-        [(1, 4)],
-        [],
-        [(0, 3), (2, 6), (3, 3)],
-    ]
-
-
 def test_names_of_tasks_in_the_log(tmp_path):
-    """Returns and lengths per entry beside those of all; without a list, or a group, there are only
-    the latter."""
+    """Returns and lengths per entry beside those of all, where there is a list."""
     flags = dict(env_id="Family-v0", num_envs=4, num_steps=6, total_timesteps=24)
     log = run(tmp_path / "a", env_kwargs=NUMBERS, **flags).scalars
     names = [name for name in log if name.startswith("charts/episodic")]
-    assert sorted(names) == sorted(
-        f"charts/episodic_{kind}{task}"
-        for kind in ("return", "length")
-        for task in ("", "/task_0", "/task_1", "/task_2")
-    )
-    assert (
-        log["charts/episodic_return/task_0"] == [(12, 0)] * 2 + [(24, 0)] * 2
-    )  # 3 steps of 1 + z = -1 + 1
-    assert log["charts/episodic_return/task_1"] == [(16, 4)] and log[
-        "charts/episodic_return/task_2"
-    ] == [(24, 18)]
-    assert (
-        log["charts/episodic_length/task_2"] == [(24, 6)]
-        and len(log["charts/episodic_return"]) == 6
-    )
+    tasks = ("", "/task_0", "/task_1", "/task_2")
+    expected = [f"charts/episodic_{kind}{task}" for kind in ("length", "return") for task in tasks]
+    assert sorted(names) == expected
+    returns = [log[f"charts/episodic_return/task_{k}"] for k in range(3)]  # n + z = n - 1 a step
+    assert returns == [[(12, 0)] * 2 + [(24, 0)] * 2, [(16, 4)], [(24, 18)]]
+    assert log["charts/episodic_length/task_2"] == [(24, 6)]
+    assert len(log["charts/episodic_return"]) == 6
     log = run(tmp_path / "b", env_kwargs={"number": 1}, **flags).scalars
     assert [name for name in log if "episodic_return" in name] == ["charts/episodic_return"]
 
 
 def test_ranks_cover_the_list(tmp_path):
     """The index counts over all ranks, and rank 0 logs the episodes of all entries, each once."""
-    flags = dict(
-        env_id="Family-v0",
-        env_kwargs=NUMBERS,
-        num_envs=2,
-        num_steps=12,
-        num_minibatches=1,
-        total_timesteps=96,
-        checkpoint_every=0,
-    )
+    flags = dict(env_id="Family-v0", env_kwargs=NUMBERS, num_envs=2, num_steps=12)
+    flags |= dict(num_minibatches=1, total_timesteps=96, checkpoint_every=0)
     assert train_ranks(tmp_path / "runs", **flags) == [0, 0]
     log = train_events(tmp_path / "runs")
-    lengths = {
-        k: [length for _, length in log[f"charts/episodic_length/task_{k}"]] for k in range(3)
-    }
-    assert lengths == {
-        0: [3] * 16,
-        1: [4] * 6,
-        2: [6] * 4,
-    }  # 24 steps; entry 0 is in env 0 and env 3
+    lengths = [[length for _, length in log[f"charts/episodic_length/task_{k}"]] for k in range(3)]
+    assert lengths == [[3] * 16, [4] * 6, [6] * 4]  # 24 steps; entry 0 is in env 0 and env 3
     assert len(log["charts/episodic_length"]) == 26 and len(log["losses/value_loss"]) == 2
 
 
-@pytest.mark.parametrize("num_workers", [0, 3])
-@pytest.mark.parametrize(
-    "tasks, words",
-    [
-        (
-            [{}, {}, {"width": 4}],
-            r"--env-kwargs: not all entries have the observation space Box.*\(3,\).*\(4,\)",
-        ),
-        (
-            [{}, {"actions": 4}],
-            r"--env-kwargs: not all entries have the action space Discrete\(3\)",
-        ),
-        ([{}, {"start": 1}], r"--env-kwargs: not all entries have the action space Discrete\(3\)"),
-        (
-            [{"kind": "set"}, {"kind": "set", "start": 1}],
-            r"--env-kwargs: not all entries have the action space Discrete",
-        ),
-        (
-            [{}, {"kind": "set"}],
-            r"--env-kwargs: not all entries have the observation space Box.*Dict.*Sequence",
-        ),
-        ([], r"--env-kwargs \[\]: an object, or a list of at least one"),
-        ([3], r"--env-kwargs \[3\]: an object, or a list of at least one"),
-    ],
-)
-def test_spaces_that_differ(tasks, words, num_workers, tmp_path):
-    """One policy plays all entries, so one with other spaces is an error, as is an empty list."""
-    with pytest.raises(UsageErrors, match=words):
-        run(tmp_path, env_id="Family-v0", env_kwargs=tasks, num_workers=num_workers)
+SHOPS = [{"jobs": 3, "machines": 3}, {"instance": "la01"}]
+SETS = [{"kind": "set"}, {"kind": "set", "actions": 9, "low": -1.0}]
 
 
-def test_spaces_that_fit():
-    """The number of rows to choose from is no property of the policy, nor are the bounds of a
-    Box."""
-    for flags in (
-        dict(
-            env_id="Family-v0",
-            env_kwargs=[{"kind": "set"}, {"kind": "set", "actions": 9, "low": -1.0}],
-        ),
-        dict(
-            env_id="envs:JobShop-v0", env_kwargs=[{"jobs": 3, "machines": 3}, {"instance": "la01"}]
-        ),
-    ):
-        with make_envs(**flags) as envs:
-            envs.reset(0)
-
-
-def test_list_on_the_command_line(monkeypatch):
-    """An object or a list of them, and any number of wrappers."""
-
-    def parse(*flags):
-        monkeypatch.setattr(sys, "argv", ["ppo_graph.py", *flags])
-        return arguments.parse(ppo_graph)
-
-    flags = ["--env-kwargs", '[{"number": 1}, {}]', "--wrap", "hide:1,3", "z:skill:3"]
-    args = parse(*flags)
-    assert args.env_kwargs == [{"number": 1}, {}] and args.wrap == ("hide:1,3", "z:skill:3")
-    with pytest.raises(UsageErrors, match="--env-kwargs 3: an object, or a list of at least one"):
-        services.run(ppo_graph, parse("--env-kwargs", "3"))
+@pytest.mark.parametrize("env_id, tasks", [("Family-v0", SETS), ("envs:JobShop-v0", SHOPS)])
+def test_spaces_that_fit(env_id, tasks):
+    """Numbers of rows to choose from may differ, and bounds of a Box."""
+    with make_envs(env_id=env_id, env_kwargs=tasks) as envs:
+        envs.reset(0)
 
 
 # ---- z ----
 @pytest.mark.parametrize("kind", ["flat", "set", "info"])
 @pytest.mark.parametrize("z", ["skill:3", "uniform:2"])
 def test_z_of_an_episode(kind, z):
-    """A new z for every episode, the same in all of its steps, which the environment and the policy
-    have, and of which the group of the episode tells; other keys of the observation stay,
-    action_mask among them."""
-    flags = dict(
-        env_id="Family-v0", env_kwargs=[{"number": 0, "kind": kind}, {"number": 1, "kind": kind}]
-    )
+    """A new z for every episode, which environment and policy have; other keys stay."""
+    tasks = [{"number": 0, "kind": kind}, {"number": 1, "kind": kind}]
+    flags = dict(env_id="Family-v0", env_kwargs=tasks)
     values, episodes = record(120, wrap=(f"z:{z}",), **flags)
     plain, _ = record(1, **flags)
     x = "x" if kind == "set" else "obs"
@@ -248,48 +142,38 @@ def test_z_of_an_episode(kind, z):
 
 @pytest.mark.parametrize("z", ["skill:5", "uniform:2"])
 def test_z_is_the_same_in_workers(z):
-    """Env i draws the same z, whatever process steps it, and its own random numbers do not change
-    with it."""
+    """Whatever process steps it; its own random numbers do not change with it."""
     flags = dict(env_id="Random-v0", env_kwargs={"observation": "vector"})
     values, episodes = record(20, wrap=(f"z:{z}",), **flags)
     others, other_episodes = record(20, num_workers=3, wrap=(f"z:{z}",), **flags)
-    assert (
-        all(np.array_equal(values[path], others[path]) for path in values)
-        and episodes == other_episodes
-    )
+    assert all(np.array_equal(values[path], others[path]) for path in values)
+    assert episodes == other_episodes
     assert len({tuple(np.ravel(row)) for row in values["z"][0]}) > 1
     assert np.array_equal(record(20, **flags)[0]["obs"], values["obs"])
 
 
 def test_truncation_keeps_z():
-    """The last observation of a truncated episode has the z of that episode, the next one
-    another."""
+    """The last observation of a truncated episode has its z, the next one another."""
     with make_envs(2, 2, env_id="Family-v0", env_kwargs=NUMBERS[:2], wrap=("z:uniform:1",)) as envs:
         z = envs.reset(0).obs.values[-1][0].copy()
         steps = [envs.step([0, 0]) for _ in range(4)]
-    assert [step.truncated.tolist() for step in steps] == [[False] * 2] * 2 + [
-        [True, False],
-        [False] * 2,
-    ]
-    assert [step.terminated.tolist() for step in steps] == [[False] * 2] * 3 + [[False, True]]
+    ends = [[*step.truncated.tolist(), *step.terminated.tolist()] for step in steps]
+    assert ends[:2] == [[False] * 4] * 2
+    assert ends[2:] == [[True, False, False, False], [False, False, False, True]]
     last = dict(zip([leaf.path for leaf in envs.leaves], steps[2].finals[0].values))
     assert last["z"].tolist() == [z.tolist()] and last["obs"].tolist() == [[1, z[0], 3]]
     assert steps[2].obs.values[-1][0] != z
 
 
 def test_names_of_z_in_the_log(tmp_path):
-    """Returns and lengths per skill; for numbers per third of the first one; with a list per entry,
-    too."""
+    """Per skill; for numbers per third of the first one; with a list per entry, too."""
     flags = dict(env_id="Family-v0", num_steps=100, total_timesteps=300, num_minibatches=1)
     log = run(tmp_path / "a", wrap=("z:skill:3",), **flags).scalars
     for z in range(3):  # two steps of reward z
         assert {value for _, value in log[f"charts/episodic_return/z_{z}"]} == {2.0 * z}
         assert {value for _, value in log[f"charts/episodic_length/z_{z}"]} == {2}
-    assert (
-        sum(len(log[f"charts/episodic_return/z_{z}"]) for z in range(3))
-        == len(log["charts/episodic_return"])
-        == 150
-    )
+    num = sum(len(log[f"charts/episodic_return/z_{z}"]) for z in range(3))
+    assert num == len(log["charts/episodic_return"]) == 150
     log = run(tmp_path / "b", wrap=("z:uniform:2",), env_kwargs=[{}, {}], **flags).scalars
     for z in range(3):
         values = [value / 2 for _, value in log[f"charts/episodic_return/z_{z}"]]
@@ -300,17 +184,14 @@ def test_names_of_z_in_the_log(tmp_path):
 
 # ---- Evaluation ----
 def test_evaluation_of_tasks_and_skills(tmp_path):
-    """eval_episodes of each entry, or each episode with the group of its z; the table has the mean
-    of each group. --capture-video shows the first entry."""
+    """eval_episodes of each entry, groups of z, the mean of each group."""
     flags = dict(env_id="Family-v0", total_timesteps=0)
     result = run(tmp_path / "a", env_kwargs=NUMBERS, eval_episodes=2, capture_video=True, **flags)
-    assert [tuple(row.values()) for row in result.rows] == [
-        (i, f"task_{k}", 2 + n, (2 + n) * (n - 1)) for k, n in enumerate((1, 2, 4)) for i in (0, 1)
-    ]
-    lines = [
-        [cell.strip() for cell in line.strip("|\n").split("|")]
-        for line in (result.folder / "eval.md").read_text().splitlines()
-    ]
+    expected = [(f"task_{k}", 2 + n, (2 + n) * (n - 1)) for k, n in enumerate((1, 2, 4))]
+    rows = [tuple(row.values()) for row in result.rows]
+    assert rows == [(i, *row) for row in expected for i in (0, 1)]
+    lines = (result.folder / "eval.md").read_text().splitlines()
+    lines = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in lines]
     assert lines[0] == ["episode", "task", "length", "return"] and len(lines) == 2 + 6 + 3 + 1
     assert lines[9:] == [
         ["**mean**", "**task_1**", "**4**", "**4**"],
@@ -321,58 +202,40 @@ def test_evaluation_of_tasks_and_skills(tmp_path):
         assert [row["task"] for row in csv.DictReader(file)] == [row["task"] for row in result.rows]
     with importlib.import_module("PIL.Image").open(result.folder / "episode.gif") as video:
         assert video.convert("RGB").getpixel((0, 0)) == (1, 1, 1)
-    result = run(
-        tmp_path / "b", env_kwargs={"number": 1}, wrap=("z:skill:2",), eval_episodes=20, **flags
-    )
+    flags |= dict(env_kwargs={"number": 1}, wrap=("z:skill:2",), eval_episodes=20)
+    result = run(tmp_path / "b", **flags)
     assert {(row["group"], row["return"]) for row in result.rows} == {("z_0", 3.0), ("z_1", 6.0)}
 
 
 def test_suite_with_a_list_and_skills(tmp_path):
     """--eval-suite takes the first entry of the list, with the wrappers."""
-    rows = run(
-        tmp_path,
-        env_id="Family-v0",
-        env_kwargs=[{"low": -8.0}, {}],
-        wrap=("z:skill:1",),
-        eval_suite="two",
-        eval_samples=2,
-        total_timesteps=0,
-    ).rows
-    assert rows == [
-        {"instance": str(n), "greedy": -(2 + n) * n, "best of 2": -(2 + n) * n} for n in (5, 6)
-    ]
+    flags = dict(env_id="Family-v0", env_kwargs=[{"low": -8.0}, {}], wrap=("z:skill:1",))
+    rows = run(tmp_path, eval_suite="two", eval_samples=2, total_timesteps=0, **flags).rows
+    costs = {"5": -35, "6": -48}
+    assert rows == [{"instance": n, "greedy": c, "best of 2": c} for n, c in costs.items()]
 
 
 # ---- All scripts ----
+SHOPS = [{"jobs": 2, "machines": 2}, {"jobs": [2, 4], "machines": 3}]
+RUNS = [
+    dict(env_id="envs:JobShop-v0", env_kwargs=SHOPS, wrap=("z:uniform:2",), num_workers=2),
+    dict(env_id="Random-v0", env_kwargs={"observation": "mixed"}, wrap=("z:skill:3",)),
+    dict(env_id="envs:GraphExplore-v0", env_kwargs={"episode_length": 5}, wrap=("z:uniform:1",)),
+    dict(env_id="envs:SkillGraph-v0", env_kwargs=[{}, {"max_nodes": 5}], wrap=("z:skill:4",)),
+]
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_every_script(name, tmp_path):
-    """Z is one more leaf of every encoder and memory, and entries of a list are played side by
-    side: collection and training compute the same policy, and the evaluation has rows for each
-    entry."""
-    tasks = [{"jobs": 2, "machines": 2}, {"jobs": [2, 4], "machines": 3}]
-    for k, flags in enumerate(
-        (
-            dict(env_id="envs:JobShop-v0", env_kwargs=tasks, wrap=("z:uniform:2",), num_workers=2),
-            dict(env_id="Random-v0", env_kwargs={"observation": "mixed"}, wrap=("z:skill:3",)),
-            dict(
-                env_id="envs:GraphExplore-v0",
-                env_kwargs={"episode_length": 5},
-                wrap=("z:uniform:1",),
-            ),
-            dict(
-                env_id="envs:SkillGraph-v0", env_kwargs=[{}, {"max_nodes": 5}], wrap=("z:skill:4",)
-            ),
-        )
-    ):
-        script = importlib.import_module(f"cleanrl_graph.{name}")
+    """Z is one more leaf of every memory; the evaluation has rows for each entry."""
+    script = importlib.import_module(f"cleanrl_graph.{name}")
+    for k, flags in enumerate(RUNS):
         result = run(tmp_path / str(k), script, eval_episodes=1, **SMALL.get(name, {}) | flags)
-        assert len(result.rows) == (
-            len(flags["env_kwargs"]) if isinstance(flags["env_kwargs"], list) else 1
-        )
+        kwargs = flags["env_kwargs"]
+        assert len(result.rows) == (len(kwargs) if isinstance(kwargs, list) else 1)
         assert max(value for _, value in result.scalars["debug/collection_mismatch"]) < 1e-5
-        assert (
-            any("/z_" in tag for tag in result.scalars) or k == 0
-        )  # some jobs take longer than two rollouts
+        # some jobs take longer than two rollouts
+        assert any("/z_" in tag for tag in result.scalars) or k == 0
 
 
 def test_z_changes_what_the_policy_does():
@@ -385,31 +248,24 @@ def test_z_changes_what_the_policy_does():
     for z in range(4):
         flat.values[where][:] = z
         with torch.no_grad():
-            values.append(
-                agent.value(ppo_graph.Storage(envs.leaves, torch.device("cpu")).append(flat)).item()
-            )
+            storage = ppo_graph.Storage(envs.leaves, torch.device("cpu"))
+            values.append(agent.value(storage.append(flat)).item())
     assert len(set(values)) == 4
 
 
 # ---- The worked example ----
 def test_skill_graph_optimum_and_bound():
-    """From the observation and z alone every task can be solved; the right nodes of a graph are
-    different, so that a blind policy earns T / K on average over the tasks, whichever it plays."""
-    env, totals = (
-        gym.make("cleanrl_graph.envs:SkillGraph-v0", disable_env_checker=True).unwrapped,
-        np.zeros((2, 4)),
-    )
+    """With z every task can be solved; a blind policy earns T / K on average."""
+    env = gym.make("cleanrl_graph.envs:SkillGraph-v0", disable_env_checker=True).unwrapped
+    totals = np.zeros((2, 4))
     for z in range(4):
         obs, _ = env.reset(seed=3, options={"z": z})
         for episode in range(50):
             for _ in range(env.episode_length):
                 assert len(set(env.right)) == 4
-                graph = obs["graph"]
-                target = {
-                    mark: graph.edge_links[graph.nodes[:, mark].argmax(), 1] for mark in (z, 2)
-                }
-                mark = (z, 2)[episode % 2]
-                obs, reward, terminated, _, _ = env.step(target[mark])
+                graph, mark = obs["graph"], (z, 2)[episode % 2]
+                target = graph.edge_links[graph.nodes[:, mark].argmax(), 1]
+                obs, reward, terminated, _, _ = env.step(target)
                 totals[episode % 2, z] += reward
             assert terminated
             obs, _ = env.reset(options={"z": z})
@@ -425,33 +281,16 @@ def test_skill_graph_optimum_and_bound():
 @pytest.mark.slow
 @pytest.mark.parametrize("wrap", [("z:skill:4",), ()])
 def test_one_policy_learns_all_skills(wrap, tmp_path):
-    """With z the policy reaches at least 90% of the optimum over all skills; without it, with a
-    list of the tasks, it stays below the bound of the env's docstring: the evaluation plays all
-    tasks on the same graphs."""
+    """With z 90% of the optimum; without it below the bound of the docstring."""
     tasks = {"max_nodes": 5} if wrap else [{"max_nodes": 5, "skill": k} for k in range(4)]
-    rows = run(
-        tmp_path,
-        env_id="envs:SkillGraph-v0",
-        env_kwargs=tasks,
-        wrap=wrap,
-        learning_rate=1e-3,
-        num_envs=16,
-        num_steps=32,
-        total_timesteps=30_000 if wrap else 4_000,
-        hidden_dims=(32,),
-        gnn_dim=32,
-        gnn_layers=1,
-        gamma=0.0,
-        anneal_lr=False,
-        eval_episodes=60 if wrap else 20,
-        num_minibatches=4,
-        update_epochs=4,
-    ).rows
+    flags = dict(env_id="envs:SkillGraph-v0", env_kwargs=tasks, wrap=wrap, learning_rate=1e-3)
+    flags |= dict(num_envs=16, num_steps=32, num_minibatches=4, update_epochs=4, gamma=0.0)
+    flags |= dict(hidden_dims=(32,), gnn_dim=32, gnn_layers=1, anneal_lr=False)
+    flags |= dict(total_timesteps=30_000 if wrap else 4_000, eval_episodes=60 if wrap else 20)
+    rows = run(tmp_path, **flags).rows
     name = "group" if wrap else "task"
-    groups = {row[name] for row in rows}
-    means = [
-        np.mean([row["return"] for row in rows if row[name] == group]) for group in sorted(groups)
-    ]
+    groups = sorted({row[name] for row in rows})
+    means = [np.mean([row["return"] for row in rows if row[name] == group]) for group in groups]
     assert len(means) == 4
     if wrap:
         assert np.mean(means) >= 0.9 * 8

@@ -40,58 +40,27 @@ services.main(script, 1)
 GREEDY = """
 script.Categorical.sample = lambda self: self.mode
 """
-SMALL = [
-    "--no-cuda",
-    "--hidden-dims",
-    "16",
-    "--eval-episodes",
-    "0",
-    "--save-model",
-    "--gnn-dim",
-    "8",
-]
+SMALL = "--no-cuda --hidden-dims 16 --eval-episodes 0 --save-model --gnn-dim 8 "
 
 
-def torchrun(folder, flags, num_ranks=2, patch="", options=()):
+def torchrun(folder, flags, num_ranks=2, patch="", options=""):
     """The finished process of ppo_graph.py under torchrun."""
-    file = folder / "runner.py"
-    file.write_text(
-        RUNNER.format(
-            root=str(Path(ppo_graph.__file__).parents[1]),
-            tests=str(Path(helpers.__file__).parent),
-            patch=patch,
-        )
+    file, places = (
+        folder / "runner.py",
+        [Path(ppo_graph.__file__).parents[1], Path(__file__).parents[1]],
     )
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        str(num_ranks),
-        *options,
-        str(file),
-        *SMALL,
-        *flags,
-    ]
-    env = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-    }  # as in the README
-    return subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=300)
+    root, tests = map(str, places)
+    file.write_text(RUNNER.format(root=root, tests=tests, patch=patch))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += f"--nproc-per-node {num_ranks} {options} {file} {SMALL} {flags}".split()
+    env = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # as in the README
+    more = dict(cwd=folder, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, env=os.environ | env, **more)
 
 
-MIXED = dict(
-    env_id="Random-v0",
-    env_kwargs={"observation": "mixed"},
-    num_steps=16,
-    num_minibatches=1,
-    update_epochs=1,
-    total_timesteps=96,
-    norm_obs=True,
-    norm_adv=False,
-    norm_vloss=1.0,
-)
+MIXED = dict(env_id="Random-v0", env_kwargs={"observation": "mixed"}, norm_obs=True)
+MIXED |= dict(num_steps=16, num_minibatches=1, update_epochs=1, total_timesteps=96)
+MIXED |= dict(norm_adv=False, norm_vloss=1.0)
 
 
 def greedy(monkeypatch, module):
@@ -111,10 +80,8 @@ def test_two_ranks_equal_one_with_all_environments(script, tmp_path, monkeypatch
     assert any("mean" in name for name in one) and list(one) == list(two)
     for name, value in one.items():
         assert torch.allclose(two[name], value, atol=1e-6, rtol=1e-6), name
-    norms = [
-        train_events(tmp_path / name)["losses/grad_norm"][0][1] for name in "12"
-    ]  # Adam hides a wrong scale
-    assert norms[0] == pytest.approx(norms[1], rel=1e-4)
+    norms = [train_events(tmp_path / name)["losses/grad_norm"][0][1] for name in "12"]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-4)  # Adam hides a wrong scale
 
 
 WATCHED = """
@@ -137,7 +104,7 @@ def test_what_ranks_ask_of_each_other(tmp_path):
     a GPU would be opened there by all ranks. At the end all ranks meet and leave the group
     together, which NCCL needs."""
     flags = "--env-id Random-v0 --norm-obs --num-steps 8 --total-timesteps 128 --checkpoint-every 0"
-    done = torchrun(tmp_path, flags.split(), patch=WATCHED)
+    done = torchrun(tmp_path, flags, patch=WATCHED)
     assert done.returncode == 0, done.stderr
     for rank in (0, 1):
         calls = (tmp_path / f"calls{rank}").read_text().split()
@@ -166,8 +133,7 @@ gym.register("Draws-v0", entry_point=Draws)
 
 
 def test_environments_that_draw_from_torch(tmp_path):
-    """All ranks have the same weights at the end, although the environments of one of them draw
-    from the generator that makes the weights."""
+    """All ranks have the same weights, whatever environments draw."""
 
     def patch(module):
         original = module.average_gradients
@@ -202,16 +168,13 @@ def test_a_rank_without_elements(script, tmp_path):
 
 @pytest.mark.parametrize("spaces_differ", ["observation", "action"])
 def test_ranks_whose_entries_differ(spaces_differ, tmp_path):
-    """Entries of --env-kwargs that do not fit together are named on all ranks alike, where each of
-    them has one."""
+    """They are named on all ranks alike, where each of them has one."""
     kwargs = {
         "observation": [{"observation": "vector"}, {"observation": "discrete"}],
         "action": [{"action": "discrete"}, {"action": "box"}],
     }
-    flags = dict(
-        env_id="Random-v0", env_kwargs=kwargs[spaces_differ], num_envs=1, num_minibatches=1
-    )
-    assert train_ranks(tmp_path / "a", **flags) == [1, 1]
+    flags = dict(env_id="Random-v0", env_kwargs=kwargs[spaces_differ])
+    assert train_ranks(tmp_path / "a", num_envs=1, num_minibatches=1, **flags) == [1, 1]
     for rank in range(2):
         text = Path(f"{tmp_path}/a.{rank}").read_text()
         assert "--env-kwargs: not all entries have the" in text, text
@@ -226,42 +189,16 @@ def test_largest_seed(tmp_path):
 @pytest.mark.slow
 def test_torchrun(tmp_path, monkeypatch):
     """The same under torchrun itself; there are one log and one bar, with the steps of both."""
-    flags = [
-        "--env-id",
-        "Random-v0",
-        "--env-kwargs",
-        '{"observation": "graph_edges"}',
-        "--num-steps",
-        "16",
-        "--num-minibatches",
-        "1",
-        "--update-epochs",
-        "1",
-        "--total-timesteps",
-        "96",
-        "--no-norm-adv",
-        "--norm-vloss",
-        "1",
-        "--num-envs",
-        "3",
-        "--run-dir",
-        "2",
-        "--gnn-layers",
-        "2",
-        "--checkpoint-every",
-        "2",
-    ]
+    flags = '--env-id Random-v0 --env-kwargs {"observation":"graph_edges"} --num-steps 16 '
+    flags += "--num-minibatches 1 --update-epochs 1 --total-timesteps 96 --no-norm-adv "
+    flags += "--norm-vloss 1 --num-envs 3 --run-dir 2 --gnn-layers 2 --checkpoint-every 2"
     result = torchrun(tmp_path, flags, patch=GREEDY)
     assert result.returncode == 0 and result.stderr.count("\n0%|") == 1, result.stderr
     greedy(monkeypatch, ppo_graph)
     kwargs = MIXED | dict(env_kwargs={"observation": "graph_edges"}, norm_obs=False)
-    one, two = (
-        weights(train(tmp_path / "1", num_envs=6, **kwargs)),
-        weights(folder_of(tmp_path / "2")),
-    )
-    assert all(
-        torch.allclose(two[name], value, atol=1e-6, rtol=1e-6) for name, value in one.items()
-    )
+    one = weights(train(tmp_path / "1", num_envs=6, **kwargs))
+    two = weights(folder_of(tmp_path / "2"))
+    torch.testing.assert_close(two, one, atol=1e-6, rtol=1e-6)
     logs = [train_events(tmp_path / name) for name in "12"]
     assert [step for step, _ in logs[1]["charts/SPS"]] == [96]
     for tag in ("charts/episodic_return", "charts/episodic_length"):
@@ -270,18 +207,14 @@ def test_torchrun(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_ranks_resume(tmp_path):
-    """A checkpoint holds environments, memory and random states of all ranks. After kill -9 of both
-    they go on bit by bit."""
+    """After kill -9 of both they go on bit by bit."""
     script = "ppo_lstm_sparse" if "ppo_lstm_sparse" in SCRIPTS else "ppo_graph"
-    flags = dict(
-        env_id="envs:GraphExplore-v0", num_envs=2, norm_obs=True, num_workers=2, total_timesteps=192
-    )
+    flags = dict(env_id="envs:GraphExplore-v0", num_envs=2, norm_obs=True, num_workers=2)
+    flags |= dict(total_timesteps=192)
     assert train_ranks(tmp_path / "a", script, **flags) == [0, 0]
     at = Dies(torch.optim.Adam, "step", 15)
-    assert (
-        train_ranks(tmp_path / "b", script, at, **flags) == [-9, -9]
-        and newest(tmp_path / "b") == 64
-    )
+    assert train_ranks(tmp_path / "b", script, at, **flags) == [-9, -9]
+    assert newest(tmp_path / "b") == 64
     begun_earlier(tmp_path / "b")
     assert train_ranks(tmp_path / "b", script, resume="auto", **flags) == [0, 0]
     one, two = weights(folder_of(tmp_path / "a")), weights(folder_of(tmp_path / "b"))
@@ -295,8 +228,7 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in SCRIPTS[1:]]
 
 @pytest.mark.parametrize("script", [SCRIPTS[0], *SLOW])
 def test_resume_with_another_number_of_ranks(script, tmp_path, capsys):
-    """Weights, optimizer, statistics and steps go on; as many environments as before begin new
-    episodes. The same command works again, with as few ranks and with more."""
+    """As many environments as before begin new episodes; all else goes on."""
     flags = dict(env_id="CartPole-v1", norm_obs=True, num_envs=2, checkpoint_every=1, resume="auto")
     place = tmp_path / "a"
     assert train_ranks(place, script, total_timesteps=96, **flags) == [0, 0]
@@ -338,17 +270,14 @@ def test_signal_to_one_rank(tmp_path):
     """All end the same update, save and leave."""
     at = Dies("Envs", "step", 19, number=signal.SIGTERM)
     patch = lambda module: module.RANK == 1 and at(module)
-    assert train_ranks(tmp_path / "a", patch=patch, env_id="CartPole-v1", total_timesteps=480) == [
-        143,
-        143,
-    ]
+    flags = dict(env_id="CartPole-v1", total_timesteps=480)
+    assert train_ranks(tmp_path / "a", patch=patch, **flags) == [143, 143]
     assert newest(tmp_path / "a") == 3 * 48 and not list(tmp_path.glob("a/*/failed"))
 
 
 @pytest.mark.parametrize("fast, step", [(0, 2 * 144 - 48), (1, 0)])
 def test_minutes_are_those_of_rank_0(fast, step, tmp_path):
-    """Where a clock is fast all ranks write a checkpoint, or none; before the last update, in which
-    both die."""
+    """Where a clock is fast all ranks write a checkpoint, or none."""
 
     class Clock:
         time = staticmethod(time.time)
@@ -365,8 +294,7 @@ def test_minutes_are_those_of_rank_0(fast, step, tmp_path):
 
 
 def test_a_rank_that_fails_ends_the_others(tmp_path):
-    """None waits for ever, and each ends with a sentence. There is a mark, lest the same comes
-    again."""
+    """Each ends with a sentence, and there is a mark."""
 
     def burn(module):
         original = module.Envs.step
@@ -380,10 +308,9 @@ def test_a_rank_that_fails_ends_the_others(tmp_path):
 
         module.Envs.step = step
 
-    codes = train_ranks(
-        tmp_path / "a", patch=burn, env_id="envs:StatelessCartPole-v1", total_timesteps=192
-    )
-    assert codes == [1, 1] and "the bridge is out" in Path(f"{tmp_path}/a.1").read_text()
+    flags = dict(env_id="envs:StatelessCartPole-v1", total_timesteps=192)
+    assert train_ranks(tmp_path / "a", patch=burn, **flags) == [1, 1]
+    assert "the bridge is out" in Path(f"{tmp_path}/a.1").read_text()
     text = Path(f"{tmp_path}/a.0").read_text()
     assert "rank 0: another rank has ended and says why" in text and "Traceback" not in text, text
     assert newest(tmp_path / "a") == 96 and list(tmp_path.glob("a/*/failed"))
@@ -405,25 +332,9 @@ def step(self, actions):
     return original(self, actions)
 script.Envs.step = step
 """
-    flags = [
-        "--env-id",
-        "CartPole-v1",
-        "--num-envs",
-        "2",
-        "--num-steps",
-        "8",
-        "--num-minibatches",
-        "1",
-        "--total-timesteps",
-        "320",
-        "--checkpoint-every",
-        "2",
-        "--run-dir",
-        "runs",
-        "--resume",
-        "auto",
-    ]
-    result = torchrun(tmp_path, flags, patch=patch, options=["--max-restarts", "2"])
+    flags = "--env-id CartPole-v1 --num-envs 2 --num-steps 8 --num-minibatches 1 --run-dir runs "
+    flags += "--total-timesteps 320 --checkpoint-every 2 --resume auto"
+    result = torchrun(tmp_path, flags, patch=patch, options="--max-restarts 2")
     assert result.returncode == 0 and (tmp_path / "killed").exists(), result.stderr
     log = train_events(tmp_path / "runs")
     assert [step for step, _ in log["losses/value_loss"]] == [32 * k for k in range(1, 11)]
@@ -433,18 +344,9 @@ script.Envs.step = step
 @pytest.mark.slow
 def test_two_ranks_learn(tmp_path):
     """Two ranks balance the pole."""
-    flags = dict(
-        env_id="CartPole-v1",
-        total_timesteps=30720,
-        num_envs=8,
-        num_steps=64,
-        learning_rate=3e-3,
-        hidden_dims=(64,),
-        num_minibatches=4,
-        update_epochs=4,
-        checkpoint_every=100,
-    )
-    processes = start_ranks(tmp_path / "a", **flags)
+    flags = dict(env_id="CartPole-v1", total_timesteps=30720, num_envs=8, num_steps=64)
+    flags |= dict(learning_rate=3e-3, hidden_dims=(64,), num_minibatches=4, update_epochs=4)
+    processes = start_ranks(tmp_path / "a", **flags, checkpoint_every=100)
     for process in processes:
         process.join()
     returns = [value for _, value in train_events(tmp_path / "a")["charts/episodic_return"]]

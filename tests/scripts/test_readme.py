@@ -19,7 +19,7 @@ from gymnasium import spaces
 from helpers import run, run_folder, small_args
 from torch_geometric import nn as pyg
 
-from cleanrl_graph import load_policy, ppo_graph, services
+from cleanrl_graph import load_policy, ppo_graph, ppo_graph_aux, services
 from cleanrl_graph.envs import job_shop
 from cleanrl_graph.services import command
 from cleanrl_graph.services.arguments import args_of
@@ -30,26 +30,14 @@ README, TABLES, GUIDE, ENVS = (
 )
 TEXT = README.read_text() + GUIDE.read_text()
 PLACEHOLDERS = {"benchmark/NAME.sh"}
-SCRIPTS = [
-    pytest.param("ppo_graph"),
-    *(
-        pytest.param(name, marks=pytest.mark.slow)
-        for name in (
-            "ppo_framestack",
-            "ppo_lstm_sparse",
-            "ppo_gtrxl",
-            "ppo_graph_async",
-            "ppo_graph_aux",
-        )
-    ),
-]
+OTHERS = "ppo_framestack ppo_lstm_sparse ppo_gtrxl ppo_graph_async ppo_graph_aux".split()
+SCRIPTS = ["ppo_graph", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
 
 
 def fences(kind, title):
     """The blocks of a kind below the bold words, up to the next bold words or heading."""
-    (text,) = re.findall(
-        rf"^(?:\*\*|## ){re.escape(title)}(.*?)(?=^\*\*|^## |\Z)", TEXT, re.S | re.M
-    )
+    begin = rf"^(?:\*\*|## ){re.escape(title)}"
+    (text,) = re.findall(rf"{begin}(.*?)(?=^\*\*|^## |\Z)", TEXT, re.S | re.M)
     return re.findall(rf"```{kind}\n(.*?)```", text, re.S)
 
 
@@ -81,19 +69,15 @@ def changed(tmp_path, script, title):
 def train(module, run_dir, **flags):
     """What a short training logged: tag -> values."""
     flags = {"state_dependent_std": False, **flags}
-    scalars = {
-        tag: [value for _, value in values]
-        for tag, values in run(run_dir, module, **flags).scalars.items()
-    }
+    log = run(run_dir, module, **flags).scalars
+    scalars = {tag: [value for _, value in values] for tag, values in log.items()}
     assert scalars["debug/collection_mismatch"][0] < 1e-5
     assert all(np.isfinite(values).all() for values in scalars.values())
     return scalars
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="needs git")
-@pytest.mark.parametrize(
-    "title", ["A message passing layer", "An action head", "A term of the loss"]
-)
+@pytest.mark.parametrize("title", ["A message passing layer", "An action head", "A term of the"])
 def test_git_applies_the_diffs(tmp_path, title):
     """As they stand in the README, to ppo_graph.py, whatever its lines are by now."""
     path = tmp_path / "cleanrl_graph" / "ppo_graph.py"
@@ -128,69 +112,42 @@ gym.register("Target-v0", entry_point=Target)
 def test_the_gnn_layer(tmp_path, script):
     module = changed(tmp_path, script, "A message passing layer")
     assert isinstance(module.make_conv("gcn", 8, 3, "sum"), pyg.GCNConv)
-    assert isinstance(
-        module.make_conv("sage", 8, 3, "sum"), pyg.SAGEConv
-    )  # the others are as they were
+    assert isinstance(module.make_conv("sage", 8, 3, "sum"), pyg.SAGEConv)  # as it was
     train(module, tmp_path / "runs", env_id="envs:PoissonGraph-v0", gnn="gcn")
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_the_action_head(tmp_path, script):
-    train(
-        changed(tmp_path, script, "An action head"),
-        tmp_path / "runs",
-        env_id="Target-v0",
-        eval_episodes=2,
-    )
+    module = changed(tmp_path, script, "An action head")
+    train(module, tmp_path / "runs", env_id="Target-v0", eval_episodes=2)
 
 
 @pytest.mark.slow
 def test_the_action_head_learns(tmp_path):
     module = changed(tmp_path, "ppo_graph", "An action head")
-    rows = run(
-        tmp_path / "runs",
-        module,
-        env_id="Target-v0",
-        hidden_dims=(32,),
-        num_envs=16,
-        num_steps=32,
-        num_minibatches=4,
-        update_epochs=4,
-        learning_rate=3e-3,
-        total_timesteps=24_576,
-        ent_coef=0.0,
-        eval_episodes=50,
-    ).rows
+    flags = dict(env_id="Target-v0", num_envs=16, num_steps=32, num_minibatches=4, update_epochs=4)
+    flags |= dict(hidden_dims=(32,), learning_rate=3e-3, total_timesteps=24_576, ent_coef=0.0)
+    rows = run(tmp_path / "runs", module, **flags, eval_episodes=50).rows
     assert np.mean([row["return"] for row in rows]) > -1.0  # -8/3 for the centre, -4.5 at first
 
 
 @pytest.mark.parametrize("script", SCRIPTS[:-1])  # another loss is what ppo_graph_aux.py is about
 def test_the_loss(tmp_path, monkeypatch, script):
-    """The first minibatch is that of the policy that collected, where the term is 0; the second
-    one's loss has it."""
+    """The term is 0 in the first minibatch; the second one's loss has it."""
     losses, backward = [], torch.Tensor.backward
-    monkeypatch.setattr(
-        torch.Tensor, "backward", lambda loss: (losses.append(loss.item()), backward(loss))
-    )
-    for module in (
+    noted = lambda loss: (losses.append(loss.item()), backward(loss))
+    monkeypatch.setattr(torch.Tensor, "backward", noted)
+    modules = (
         changed(tmp_path, script, "A term of the loss"),
         importlib.import_module(f"cleanrl_graph.{script}"),
-    ):
-        logs = train(
-            module,
-            tmp_path / module.__name__,
-            env_id="CartPole-v1",
-            learning_rate=1e-2,
-            num_minibatches=1,
-        )
-    first, second, *_ = (
-        np.array(losses[: len(losses) // 2]) - losses[len(losses) // 2 :]
-    )  # of two epochs
-    assert (
-        abs(first) < 1e-6
-        and second == pytest.approx(logs["losses/approx_kl"][0], abs=1e-6)
-        and second > 1e-5
     )
+    flags = dict(env_id="CartPole-v1", learning_rate=1e-2, num_minibatches=1)
+    for module in modules:
+        logs = train(module, tmp_path / module.__name__, **flags)
+    half = len(losses) // 2
+    first, second, *_ = np.array(losses[:half]) - losses[half:]  # of two epochs
+    assert abs(first) < 1e-6 and second > 1e-5
+    assert second == pytest.approx(logs["losses/approx_kl"][0], abs=1e-6)
 
 
 @pytest.fixture
@@ -206,12 +163,8 @@ def cover(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_the_environment(tmp_path, cover, script):
-    train(
-        importlib.import_module(f"cleanrl_graph.{script}"),
-        tmp_path / "runs",
-        env_id="cover:Cover-v0",
-        env_kwargs={"size": 6},
-    )
+    module = importlib.import_module(f"cleanrl_graph.{script}")
+    train(module, tmp_path / "runs", env_id="cover:Cover-v0", env_kwargs={"size": 6})
 
 
 def lightest(weights, links):
@@ -226,8 +179,7 @@ def lightest(weights, links):
 
 
 def test_the_environment_is_vertex_cover(cover):
-    """The mask allows the nodes that still have an edge, and each episode ends with a cover, whose
-    weight is minus the return; no cover is lighter than the best one."""
+    """Masks allow nodes with an edge; episodes end with a cover, whose weight is paid."""
     env = gym.make("cover:Cover-v0", disable_env_checker=True)
     rng = np.random.default_rng(1)
     for seed in range(20):
@@ -247,8 +199,7 @@ def test_the_environment_is_vertex_cover(cover):
 
 @pytest.mark.slow
 def test_the_environment_is_learned(tmp_path, cover, monkeypatch):
-    """The README's commands: covers within 2% of the best ones, and of graphs of up to 200 nodes
-    lighter ones than the rule that takes most edges per weight."""
+    """Covers within 2% of the best, and lighter ones than a rule's of large graphs."""
     (commands,) = fences("bash", "Your own environment")
     monkeypatch.chdir(tmp_path)
     for words in map(str.split, commands.splitlines()):
@@ -277,16 +228,10 @@ def test_the_environment_is_learned(tmp_path, cover, monkeypatch):
 
 @pytest.mark.parametrize("script", ["ppo_graph", "ppo_lstm_sparse"])
 def test_what_was_trained_plays(tmp_path, monkeypatch, script):
-    """The README's program, of at most ten lines, plays the script's own greedy episode of the same
-    seed."""
+    """Ten lines play the script's own greedy episode of the same seed."""
     flags = dict(env_id="envs:JobShop-v0", env_kwargs={"jobs": 3, "machines": 3}, norm_obs=True)
-    played = run(
-        tmp_path / "runs",
-        importlib.import_module(f"cleanrl_graph.{script}"),
-        save_model=True,
-        eval_episodes=1,
-        **flags,
-    )
+    module = importlib.import_module(f"cleanrl_graph.{script}")
+    played = run(tmp_path / "runs", module, save_model=True, eval_episodes=1, **flags)
     (run_folder(tmp_path / "runs") / "model.pt").rename(tmp_path / "model.pt")
     monkeypatch.chdir(tmp_path)
     (code,), rewards = fences("python", "Use what was trained"), []
@@ -300,10 +245,8 @@ def test_what_was_trained_plays(tmp_path, monkeypatch, script):
 
     monkeypatch.setattr(job_shop.JobShopEnv, "step", noted)
     exec(code.replace("seed=1)", f"seed={small_args().seed + 10_000})"), {})
-    assert (
-        sum(rewards) == pytest.approx(played.rows[0]["return"])
-        and len(rewards) == played.rows[0]["length"]
-    )
+    assert sum(rewards) == pytest.approx(played.rows[0]["return"])
+    assert len(rewards) == played.rows[0]["length"]
 
 
 def test_length():
@@ -322,25 +265,20 @@ PAGES = [
 
 @pytest.mark.parametrize("path", PAGES, ids=[str(path.relative_to(ROOT)) for path in PAGES])
 def test_links(path):
-    """Every file and heading that is linked to or shown exists, and so does every file that a
-    command names."""
+    """Every file and heading that is linked to exists, and every file that a command names."""
     text = path.read_text()
     links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
-    headings = [
-        "#" + re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
-        for title in re.findall(r"^#+ (.*)", text, re.M)
-    ]
+    titles = re.findall(r"^#+ (.*)", text, re.M)
+    headings = ["#" + re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
     named = set(re.findall(r"(?:cleanrl_graph|benchmark|tests)/[\w/]+\.(?:py|sh)", text))
-    assert not [
-        link for link in links if link not in headings and not (path.parent / link).exists()
-    ]
+    links_to_files = [link for link in links if link not in headings]
+    assert not [link for link in links_to_files if not (path.parent / link).exists()]
     assert not [name for name in named - PLACEHOLDERS if not (ROOT / name).exists()]
     assert path not in (README, TABLES, GUIDE, ENVS) or links and (named or path == ENVS)
 
 
 def test_tables_length():
-    """The page of all tables is read in one sitting, and the conclusions of what was tried in
-    another one."""
+    """The page of all tables, and the conclusions, are read in one sitting each."""
     assert len(TABLES.read_text().split()) <= 4_000
     tried = (ROOT / "benchmark" / "results").glob("*.md")
     assert sum(len(path.read_text().split()) for path in tried) <= 6_000
@@ -354,22 +292,10 @@ def test_claims_name_no_commits(path):
 
 def test_flags():
     """Every flag of the scripts that the README names exists."""
-    known = {
-        "dist",
-        "nproc-per-node",
-        "nnodes",
-        "node-rank",
-        "master-addr",
-        "standalone",
-        "max-restarts",
-        "logdir",
-        "help",
-    }
-    for script in ("ppo_graph", "ppo_graph_aux"):
-        known |= {
-            name.replace("_", "-")
-            for name in vars(args_of(importlib.import_module(f"cleanrl_graph.{script}")))
-        }
+    known = set("dist nproc-per-node nnodes node-rank master-addr standalone".split())
+    known |= {"max-restarts", "logdir", "help"}
+    for script in (ppo_graph, ppo_graph_aux):
+        known |= {name.replace("_", "-") for name in vars(args_of(script))}
     assert not set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)", TEXT)) - known
 
 
@@ -406,19 +332,15 @@ def test_environments():
 
 
 def test_requirements_list_all_that_is_imported():
-    """Every third-party package that the scripts import has its line, but those of optional
-    environments."""
+    """Every package that is imported, but those of optional environments."""
     pinned = {line.split("==")[0] for line in (ROOT / "requirements.txt").read_text().split()}
     found = set()
     for path in (ROOT / "cleanrl_graph").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, (ast.Import, ast.ImportFrom)):
-                names = (
-                    [node.module]
-                    if isinstance(node, ast.ImportFrom)
-                    else [alias.name for alias in node.names]
-                )
-                found |= {name.split(".")[0] for name in names}
+            if isinstance(node, ast.ImportFrom):
+                found.add(node.module.split(".")[0])
+            if isinstance(node, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in node.names}
     names = {"PIL": "pillow", "torch_geometric": "torch-geometric"}
     own = {"cleanrl_graph", *(path.stem for path in (ROOT / "cleanrl_graph").rglob("*"))}
     packages = {names.get(name, name) for name in found - own - set(sys.stdlib_module_names)}
@@ -451,19 +373,14 @@ case "$*" in *"not slow") exit {fast};; *slow) exit {slow};; esac""",
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_text(text)
         path.chmod(0o755)
-    result = subprocess.run(
-        ["bash", ".ci/run"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
-    )
+    more = dict(capture_output=True, text=True, env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    result = subprocess.run(["bash", ".ci/run"], cwd=tmp_path, **more)
     tests = "-m pytest -q -n 2 --dist loadfile tests -m"
     command = f"OMP_NUM_THREADS=1 .venv/bin/python {tests}"
     assert result.returncode == fast + slow + style, result.stderr
+    install = "python3 -m venv .venv && .venv/bin/pip install -q -r requirements.txt"
     assert result.stdout.splitlines() == [
-        f'python3 -m venv .venv && .venv/bin/pip install -q -r requirements.txt && {command} "not '
-        f'slow"',
+        f'{install} && {command} "not slow"',
         f"{tests} not slow",
         ".venv/bin/pip install -q --no-deps --target .venv/triton "
         "-r benchmark/gpu/requirements-lowering.txt || true",

@@ -1,11 +1,8 @@
 """What stops a run: kill -9, signals, faults of environments, bad numbers, damaged
-checkpoints, full disks."""
+checkpoints."""
 
-import hashlib
 import os
 import random
-import re
-import resource
 import signal
 import subprocess
 import sys
@@ -16,9 +13,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from faulty import Faulty, Lossy, NoPickle, OnClass
-from gymnasium import spaces
-from helpers import train_events, vector, weights
+import walks
+from helpers import train_events, weights
 from processes import (
     SCRIPTS,
     Dies,
@@ -32,6 +28,7 @@ from processes import (
     wait_for,
 )
 from torch.utils.tensorboard import SummaryWriter
+from walks import Faulty, Forgetful, NoPickle, OnClass
 
 from cleanrl_graph import ppo_graph
 from cleanrl_graph.services import checkpoint, runs
@@ -42,48 +39,34 @@ BENCHMARK = Path(__file__).parents[2] / "benchmark"
 sys.path[:0] = [str(BENCHMARK / "reliability"), str(BENCHMARK / "third_party")]
 
 GRAPH = dict(env_id="envs:PoissonGraph-v0", env_kwargs={"episode_length": 5})
-OWN_MODULE = """
-import gymnasium as gym
-import numpy as np
-
-
-class Walk(gym.Env):
-    observation_space = gym.spaces.Dict(
-        x=gym.spaces.Box(-99, 99, (2,)), s=gym.spaces.Sequence(gym.spaces.Discrete(9))
-    )
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.x, self.draw = 0.0, lambda scale: scale * self.np_random.normal()
-        return self.observe(), {}
-
-    def observe(self):
-        return {"x": np.float32([self.x, 1]), "s": tuple(range(int(abs(self.x)) % 9))}
-
-    def step(self, action):
-        self.x += self.draw(0.5) + action - 0.5
-        return self.observe(), -abs(self.x), abs(self.x) > 3, self.np_random.random() < 0.1, {}
-
-
-gym.register("Walk-v0", Walk)
-"""
 
 
 def log_of(folder):
     """What a run logged, without what depends on the clock; its run_dir has no other run."""
-    return {
-        tag: values for tag, values in train_events(folder.parent).items() if tag != "charts/SPS"
-    }
+    log = train_events(folder.parent)
+    del log["charts/SPS"]
+    return log
 
 
 def assert_same(run_dir, whole):
-    """The weights and the log in a run_dir are those of the run in the folder `whole`, bit by
-    bit."""
+    """Weights and log in a run_dir are those of the run in the folder `whole`, bit by bit."""
     folder = folder_of(run_dir)
-    mine, other = weights(folder), weights(whole)
-    assert list(mine) == list(other) and all(torch.equal(mine[name], other[name]) for name in other)
+    assert_equal(weights(folder), weights(whole))
     assert log_of(folder) == log_of(whole)
+
+
+def assert_equal(mine, other):
+    assert list(mine) == list(other) and all(torch.equal(mine[name], other[name]) for name in other)
+
+
+def dies(run_dir, patch, script="ppo_graph", code=-signal.SIGKILL, **flags):
+    """A run that ends there; the newest checkpoint that it left."""
+    process = start(run_dir, script, patch=patch, **flags)
+    process.join()
+    assert process.exitcode == code
+    found = newest(run_dir)
+    begun_earlier(run_dir)
+    return found
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +79,8 @@ def own_module(tmp_path, monkeypatch):
     """A module of one's own in the current folder."""
     folder = tmp_path / "mine"
     folder.mkdir()
-    (folder / "walk.py").write_text(OWN_MODULE)
+    text = Path(walks.__file__).read_text() + '\ngym.register("Walk-v0", WithLambda)\n'
+    (folder / "walk.py").write_text(text)
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
     yield folder
@@ -105,8 +89,7 @@ def own_module(tmp_path, monkeypatch):
 
 # ---- Kill and resume ----
 def moment(name, flags):
-    """Where a run dies, after its first checkpoint: in a step, in an update, while it logs or
-    saves."""
+    """Where a run dies, after its first checkpoint: in a step, an update, a log or a save."""
     rng = random.Random(name)
     envs = (WorkerEnvs if flags.get("num_workers") else "Envs", "step", rng.randrange(17, 49))
     return [
@@ -118,72 +101,30 @@ def moment(name, flags):
 
 
 STATELESS = dict(env_id="envs:StatelessCartPole-v1", norm_obs=True)
+LAST = dict(env_id="envs:LastGraphs-v0", num_workers=2)
+EXPLORE = dict(env_id="envs:GraphExplore-v0")
+PREV = dict(prev_action=True, prev_reward=True)
+SHIFTS = dict(obs_shifts="-11:0", action_shifts="-12,-1", reward_shifts="-9:-1")
 RUNS = {  # name -> (script, flags): what is kept between two updates, all of it
     "CartPole": ("ppo_graph", dict(env_id="CartPole-v1")),
-    "CartPole, workers": ("ppo_graph", dict(env_id="CartPole-v1", num_workers=2, norm_obs=True)),
-    "graphs": ("ppo_graph", GRAPH | dict(norm_obs=True)),
     "graphs, workers": ("ppo_graph", GRAPH | dict(num_workers=2, wrap=("z:skill:3",))),
     "JobShop": ("ppo_graph", dict(env_id="envs:JobShop-v0", anneal_lr=False, target_kl=0.01)),
     "pairs": ("ppo_graph", dict(env_id="envs:PairNodes-v0", autoregressive=True)),
-    "own class": (
-        "ppo_graph",
-        dict(env_id="walk:Walk-v0", env_kwargs=[{}, {"max_episode_steps": 4}]),
-    ),
+    "list": ("ppo_graph", dict(env_id="walk:Walk-v0", env_kwargs=[{}, {"max_episode_steps": 4}])),
     "own class, workers": ("ppo_framestack", dict(env_id="walk:Walk-v0", num_workers=2)),
-    "MiniGrid": (
-        "ppo_graph",
-        dict(env_id="minigrid_wrapped:MiniGridDict-v0", env_kwargs={"max_steps": 9}),
-    ),
-    "MiniGrid, workers": (
-        "ppo_gtrxl",
-        dict(env_id="minigrid_wrapped:MiniGridImage-v0", num_workers=2),
-    ),
-    "POPGym": ("ppo_lstm_sparse", dict(env_id="popgym:popgym-RepeatFirstEasy-v0")),
-    "POPGym, workers": (
-        "ppo_lstm_sparse",
-        dict(env_id="popgym:popgym-CountRecallEasy-v0", num_workers=2),
-    ),
-    "shifts": (
-        "ppo_framestack",
-        STATELESS | dict(obs_shifts="-11:0", action_shifts="-12,-1", reward_shifts="-9:-1"),
-    ),
-    "shifts, workers": ("ppo_framestack", dict(env_id="envs:LastGraphs-v0", num_workers=2)),
-    "LSTM, ids": (
-        "ppo_lstm_sparse",
-        dict(
-            env_id="envs:GraphExplore-v0", remember_edges=True, prev_action=True, prev_reward=True
-        ),
-    ),
-    "LSTM, workers": (
-        "ppo_lstm_sparse",
-        dict(env_id="envs:GraphExplore-v0", num_workers=2, norm_obs=True),
-    ),
-    "transformer": (
-        "ppo_gtrxl",
-        STATELESS | dict(prev_action=True, prev_reward=True, memory_length=11),
-    ),
-    "transformer, workers": (
-        "ppo_gtrxl",
-        dict(env_id="envs:GraphExplore-v0", prev_action=True, num_workers=2),
-    ),
+    "shifts": ("ppo_framestack", STATELESS | SHIFTS),
+    "shifts, workers": ("ppo_framestack", LAST),
+    "LSTM, ids": ("ppo_lstm_sparse", EXPLORE | PREV | dict(remember_edges=True)),
+    "LSTM, workers": ("ppo_lstm_sparse", EXPLORE | dict(num_workers=2, norm_obs=True)),
+    "transformer": ("ppo_gtrxl", STATELESS | PREV | dict(memory_length=11)),
+    "transformer, workers": ("ppo_gtrxl", EXPLORE | dict(prev_action=True, num_workers=2)),
 }
-RUNS = {name: run for name, run in RUNS.items() if run[0] in SCRIPTS}
-
-
+OTHERS = ("minigrid_wrapped:MiniGridDict-v0", "popgym:popgym-RepeatFirstEasy-v0")
 EVERY = {
-    f"{script}, {env_id}, {workers}": (
-        script,
-        dict(env_id=env_id, num_workers=workers, norm_obs=True),
-    )
+    f"{script}, {env_id}, {workers}": (script, dict(env_id=env_id, num_workers=workers))
     for script in SCRIPTS
     for workers in (0, 2)
-    for env_id in (
-        "CartPole-v1",
-        "walk:Walk-v0",
-        "minigrid_wrapped:MiniGridDict-v0",
-        "popgym:popgym-RepeatFirstEasy-v0",
-        "envs:PoissonGraph-v0",
-    )
+    for env_id in ("CartPole-v1", "walk:Walk-v0", "envs:PoissonGraph-v0", *OTHERS)
 }
 
 
@@ -199,16 +140,13 @@ FAST = {"CartPole", "graphs, workers", "own class, workers", "shifts", "LSTM, id
     ],
 )
 def test_killed_and_resumed(name, tmp_path, own_module, capfd):
-    """A run that was killed with -9 is continued to the weights and the log of one that was not.
-    The log file of the first one still holds what came after its last checkpoint."""
+    """A run that was killed with -9 ends with the weights and the log of one that was not."""
     script, flags = (RUNS | EVERY)[name]
+    flags = flags | dict(norm_obs=True) if name in EVERY else flags
     if ":" in flags["env_id"]:
         pytest.importorskip(flags["env_id"].split(":")[0], reason="not installed")
     whole = train(tmp_path / "a", script, **flags)
-    process = start(tmp_path / "b", script, Dies(*moment(name, flags)), **flags)
-    process.join()
-    assert process.exitcode == -signal.SIGKILL and 0 < newest(tmp_path / "b") < 144
-    begun_earlier(tmp_path / "b")
+    assert 0 < dies(tmp_path / "b", Dies(*moment(name, flags)), script, **flags) < 144
     train(tmp_path / "b", script, resume="auto", **flags)
     assert_same(tmp_path / "b", whole)
     assert "new episode" not in capfd.readouterr().err
@@ -230,13 +168,9 @@ def test_killed_before_the_first_checkpoint(at, tmp_path, capsys):
 def test_killed_while_it_saves(tmp_path):
     """The checkpoint before is taken, and nothing unfinished stays."""
     whole = train(tmp_path / "a", **GRAPH)
-    process = start(
-        tmp_path / "b", patch=Dies(os, "fsync", 3), **GRAPH
-    )  # the first one was the trial
-    process.join()
-    assert process.exitcode == -signal.SIGKILL and newest(tmp_path / "b") == 48
+    at = Dies(os, "fsync", 3)  # the first one was the trial
+    assert dies(tmp_path / "b", at, **GRAPH) == 48
     (unfinished,) = tmp_path.glob("b/*/unfinished.tmp")
-    begun_earlier(tmp_path / "b")
     train(tmp_path / "b", resume="auto", **GRAPH)
     assert_same(tmp_path / "b", whole)
     assert not unfinished.exists()
@@ -244,17 +178,7 @@ def test_killed_while_it_saves(tmp_path):
 
 @pytest.mark.slow
 def test_killed_at_random_moments(tmp_path):
-    """benchmark/reliability/kill.py, whatever its processes do when they are killed."""
-    import kill
-
-    outcomes = kill.kill_runs(3, tmp_path, seed=None, total_timesteps=240)
-    assert [outcome.equal for outcome in outcomes] == [True] * 3, outcomes
-
-
-@pytest.mark.slow
-def test_killed_at_many_random_moments(tmp_path):
-    """Every script, in process and with workers, on CartPole and environments that ship with the
-    scripts."""
+    """benchmark/reliability/kill.py: every script, in process and with workers."""
     import kill
 
     outcomes = kill.kill_runs(len(kill.RUNS), tmp_path, seed=None, total_timesteps=720)
@@ -265,16 +189,14 @@ def test_resumed_again_and_again(tmp_path):
     """Three kills in one run, of which the second comes before a new checkpoint."""
     whole = train(tmp_path / "a", **STATELESS)
     for at, found in ((20, 48), (5, 48), (20, 96)):
-        process = start(tmp_path / "b", patch=Dies("Envs", "step", at), resume="auto", **STATELESS)
-        process.join()
-        assert process.exitcode == -signal.SIGKILL and newest(tmp_path / "b") == found
-        begun_earlier(tmp_path / "b")
+        at = Dies("Envs", "step", at)
+        assert dies(tmp_path / "b", at, resume="auto", **STATELESS) == found
     train(tmp_path / "b", resume="auto", **STATELESS)
     assert_same(tmp_path / "b", whole)
 
 
 # ---- Environments that do not go on exactly ----
-for env in (Faulty, Lossy, NoPickle, OnClass):
+for env in (Faulty, Forgetful, NoPickle, OnClass):
     gym.register(f"{env.__name__}-v0", entry_point=env)
 
 
@@ -283,22 +205,18 @@ for env in (Faulty, Lossy, NoPickle, OnClass):
     [
         ("NoPickle", "no copy can be made of it: TypeError", 0),
         ("NoPickle", "no copy can be made of it", 2),
-        ("Lossy", "a copy returns another observation", 0),
+        ("Forgetful", "a copy returns another observation", 0),
         ("OnClass", "a copy returns another observation", 0),
         ("OnClass", "a copy returns another observation", 2),
     ],
 )
 def test_inexact_environments_begin_anew(kind, words, workers, tmp_path, capfd):
-    """Where a pickled copy does not go on exactly, the run says so once, and a resumed run begins
-    new episodes with other seeds; all else goes on."""
-    flags = dict(
-        env_id=f"{kind}-v0", env_kwargs={"seeds": str(tmp_path / "seeds")}, num_workers=workers
-    )
-    process = start(tmp_path / "b", patch=Dies(torch.optim.Adam, "step", 11), **flags)
-    process.join()
-    begun_earlier(tmp_path / "b")
+    """Which is said once, with other seeds; all else goes on."""
+    kwargs = {"seeds": str(tmp_path / "seeds")}
+    flags = dict(env_id=f"{kind}-v0", env_kwargs=kwargs, num_workers=workers)
+    assert dies(tmp_path / "b", Dies(torch.optim.Adam, "step", 11), **flags) == 48
     sentence = f"{kind}-v0: it begins a new episode when the run is resumed, since {words}"
-    assert capfd.readouterr().err.count(sentence) == 1 and newest(tmp_path / "b") == 48
+    assert capfd.readouterr().err.count(sentence) == 1
     folder = train(tmp_path / "b", resume="auto", **flags)
     assert capfd.readouterr().err.count(sentence) == 1
     log = log_of(folder)
@@ -335,53 +253,30 @@ class Clock:
     ],
 )
 def test_updates_or_minutes(every, minutes, steps, tmp_path, monkeypatch):
-    """Whichever comes first since the last checkpoint, and the end; none with --checkpoint-every
-    0."""
-    written = []
-    save = checkpoint.Folder.save
+    """Whichever comes first, and the end; none with --checkpoint-every 0."""
+    written, save = [], checkpoint.Folder.save
+    noted = lambda self, *args: (written.append(args[0]), save(self, *args))
     monkeypatch.setattr(runs, "time", Clock())
-    monkeypatch.setattr(
-        checkpoint.Folder, "save", lambda self, *args: (written.append(args[0]), save(self, *args))
-    )
+    monkeypatch.setattr(checkpoint.Folder, "save", noted)
     train(tmp_path, checkpoint_every=every, checkpoint_minutes=minutes, env_id="CartPole-v1")
     assert written == steps
 
 
 # ---- What --resume finds ----
-def test_checkpoint_that_cannot_be_unpickled(tmp_path, capsys):
-    """Although its checksum fits; the one before it is used, and the end is the same."""
-    whole = train(tmp_path / "a", **GRAPH)
-    process = start(tmp_path / "b", patch=Dies("Envs", "step", 35), **GRAPH)
-    process.join()
-    begun_earlier(tmp_path / "b")
-    path = Path(checkpoint.checkpoints_in(str(folder_of(tmp_path / "b")))[0])
-    data = b"not a pickle"
-    path.write_bytes(f"{checkpoint.FORMAT} {hashlib.sha256(data).hexdigest()}\n".encode() + data)
-    train(tmp_path / "b", resume="auto", **GRAPH)
-    assert f"{path} is left out: " in capsys.readouterr().err
-    assert_same(tmp_path / "b", whole)
-
-
 def test_auto_refuses_changed_flags(tmp_path, capsys):
-    """By name, before anything is written; a folder goes on with them, and each is printed and
-    holds."""
+    """By name, before anything is written; a folder goes on with them."""
     folder = train(tmp_path, anneal_lr=False, learning_rate=0.5, **GRAPH)
     changed = GRAPH | dict(anneal_lr=False, learning_rate=1e-3, gamma=0.5, total_timesteps=192)
     before = {path: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(
-        SystemExit, match=r"--learning-rate 0.001, it was 0.5; --gamma 0.5, it was 0.99\. "
-    ):
+    sentences = ["--learning-rate 0.001, it was 0.5", "--gamma 0.5, it was 0.99"]
+    with pytest.raises(SystemExit, match="; ".join(sentences)):
         train(tmp_path, resume="auto", **changed)
     assert before == {path: path.read_bytes() for path in folder.iterdir()}
     capsys.readouterr()
     begun_earlier(tmp_path)
     train(tmp_path, resume=str(folder), **changed)
     written = capsys.readouterr().err
-    for sentence in (
-        "--learning-rate 0.001, it was 0.5",
-        "--gamma 0.5, it was 0.99",
-        "--total-timesteps 192, it was",
-    ):
+    for sentence in (*sentences, "--total-timesteps 192, it was"):
         assert f"--resume: {sentence}" in written
     assert written.count("it was") == 3
     rates = log_of(folder)["charts/learning_rate"]
@@ -389,8 +284,7 @@ def test_auto_refuses_changed_flags(tmp_path, capsys):
 
 
 def test_auto_after_the_end(tmp_path):
-    """With the same flags nothing is trained and the run ends well, with its model; other steps go
-    on."""
+    """With the same flags the run ends well, with its model; other steps go on."""
     folder = train(tmp_path, **GRAPH)
     model, log, paths = weights(folder), log_of(folder), checkpoint.checkpoints_in(str(folder))
     before = Path(paths[0]).read_bytes()
@@ -399,21 +293,11 @@ def test_auto_after_the_end(tmp_path):
     process = start(tmp_path, resume="auto", **GRAPH)
     process.join()
     assert process.exitcode == 0 and folder_of(tmp_path) == folder and log_of(folder) == log
-    assert all(torch.equal(weights(folder)[name], model[name]) for name in model)
+    assert_equal(weights(folder), model)
     assert checkpoint.checkpoints_in(str(folder)) == paths and Path(paths[0]).read_bytes() == before
     begun_earlier(tmp_path)
     train(tmp_path, resume="auto", **GRAPH | dict(total_timesteps=192))
     assert newest(tmp_path) == 192 and len(log_of(folder)["losses/value_loss"]) == 8
-
-
-def test_other_num_steps(tmp_path):
-    """The steps of longer rollouts are counted on from those that were made: the run has as many
-    steps as it was told, and no step is logged twice."""
-    folder = train(tmp_path, total_timesteps=96, num_steps=8, **GRAPH)  # 4 updates of 24 steps
-    begun_earlier(tmp_path)
-    train(tmp_path, total_timesteps=192, num_steps=16, resume=str(folder), **GRAPH)
-    steps = [step for step, _ in log_of(folder)["losses/value_loss"]]
-    assert steps == [24, 48, 72, 96, 144, 192] and newest(tmp_path) == 192
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path):
@@ -434,21 +318,15 @@ def test_two_runs_do_not_share_a_folder(tmp_path):
 def test_no_checkpoints(tmp_path):
     """--checkpoint-every 0 writes none, and tries no copies."""
     folder = train(tmp_path, checkpoint_every=0, env_id="NoPickle-v0")
-    assert sorted(path.name.split(".")[0] for path in folder.iterdir()) == [
-        "args",
-        "episodes",
-        "events",
-        "lock",
-        "model",
-    ]
+    names = sorted(path.name.split(".")[0] for path in folder.iterdir())
+    assert names == ["args", "episodes", "events", "lock", "model"]
 
 
 def test_checkpoints_that_are_kept(tmp_path):
     """Every second update and the last one, of which two stay."""
     folder = train(tmp_path, total_timesteps=120, **GRAPH)
-    assert sorted(path.name for path in folder.glob("*c*k*")) == [
-        f"checkpoint_{step:012d}.ckpt" for step in (96, 120)
-    ] + ["lock"]
+    names = sorted(path.name for path in folder.glob("*c*k*"))
+    assert names == [f"checkpoint_{step:012d}.ckpt" for step in (96, 120)] + ["lock"]
 
 
 # ---- Signals ----
@@ -461,23 +339,13 @@ def test_checkpoints_that_are_kept(tmp_path):
     ],
 )
 def test_signal_saves_and_leaves(number, script, workers, tmp_path):
-    """SIGINT and SIGTERM, here to the whole group, end the update, save and exit with 130 and 143.
-    The resumed run ends like one that was not stopped."""
-    if script not in SCRIPTS:
-        pytest.skip(f"{script} has the old form")
-    flags, at = (
-        STATELESS | dict(num_workers=workers),
-        (WorkerEnvs if workers else "Envs", "step", 19),
-    )
+    """It ends the update, saves and exits with 130 or 143; the run can go on."""
+    flags = STATELESS | dict(num_workers=workers)
     whole = train(tmp_path / "a", script, **flags)
-    process = start(tmp_path / "b", script, Dies(*at, number=number), checkpoint_every=50, **flags)
-    process.join()
-    assert (
-        process.exitcode == 128 + number
-        and newest(tmp_path / "b") == 72
-        and not list(tmp_path.glob("b/*/failed"))
-    )
-    begun_earlier(tmp_path / "b")
+    at = Dies(WorkerEnvs if workers else "Envs", "step", 19, number=number)
+    stopped = dict(flags, checkpoint_every=50, code=128 + number)
+    assert dies(tmp_path / "b", at, script, **stopped) == 72
+    assert not list(tmp_path.glob("b/*/failed"))
     train(tmp_path / "b", script, resume="auto", **flags)
     assert_same(tmp_path / "b", whole)
 
@@ -498,12 +366,8 @@ def test_second_signal_leaves_at_once(tmp_path):
 
 def test_signal_while_it_is_evaluated(tmp_path):
     """After the training one signal is enough, and the model is there."""
-    process = start(
-        tmp_path,
-        env_id="Faulty-v0",
-        env_kwargs={"fault": "hang", "victim": 10_001},
-        eval_episodes=1,
-    )
+    kwargs = {"fault": "hang", "victim": 10_001}
+    process = start(tmp_path, env_id="Faulty-v0", env_kwargs=kwargs, eval_episodes=1)
     wait_for(lambda: list(tmp_path.glob("*/model.pt")))
     time.sleep(0.3)
     os.kill(process.pid, signal.SIGTERM)
@@ -528,37 +392,12 @@ def test_no_orphans(fault, tmp_path):
 
 @pytest.mark.slow
 def test_the_command_line(tmp_path, own_module):
-    """Ctrl-C in the middle of `python ppo_graph.py` with a class of one's own from the current
-    folder exits with 130 and shows no traceback; the run goes on as one that was not stopped."""
-    flags = [
-        "--env-id",
-        "walk:Walk-v0",
-        "--run-dir",
-        str(tmp_path / "b"),
-        "--num-envs",
-        "3",
-        "--num-steps",
-        "8",
-        "--total-timesteps",
-        "96000",
-        "--hidden-dims",
-        "16",
-        "--gnn-dim",
-        "8",
-        "--gnn-layers",
-        "2",
-        "--no-cuda",
-        "--num-minibatches",
-        "2",
-        "--update-epochs",
-        "2",
-        "--eval-episodes",
-        "0",
-        "--no-anneal-lr",
-        "--save-model",
-    ]
+    """Ctrl-C exits with 130 and no traceback; the run goes on bit by bit."""
+    flags = "--env-id walk:Walk-v0 --num-envs 3 --num-steps 8 --total-timesteps 96000 --no-cuda "
+    flags += "--hidden-dims 16 --gnn-dim 8 --gnn-layers 2 --num-minibatches 2 --update-epochs 2 "
+    flags += f"--eval-episodes 0 --no-anneal-lr --save-model --run-dir {tmp_path / 'b'}"
     process = subprocess.Popen(
-        [sys.executable, ppo_graph.__file__, *flags],
+        [sys.executable, ppo_graph.__file__, *flags.split()],
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -568,11 +407,8 @@ def test_the_command_line(tmp_path, own_module):
     time.sleep(0.3)
     os.killpg(process.pid, signal.SIGINT)
     error = process.communicate()[1]
-    assert (
-        process.returncode == 130
-        and "SIGINT: stops after this update" in error
-        and "Traceback" not in error
-    )
+    assert process.returncode == 130 and "Traceback" not in error
+    assert "SIGINT: stops after this update" in error
     begun_earlier(tmp_path / "b")
     same = dict(env_id="walk:Walk-v0", anneal_lr=False, checkpoint_every=100)
     total = newest(tmp_path / "b") + 48
@@ -587,42 +423,23 @@ def test_the_command_line(tmp_path, own_module):
     [
         (
             "step",
-            0,
-            r"raise KeyError(.|\n)*env 1, step 21, step\([01],\): KeyError: 'the engine is on "
-            r"fire'",
-        ),
-        (
-            "step",
             2,
-            r"raise KeyError(.|\n)*env 1, step 21, step\([01],\): KeyError: 'the engine is on "
-            r"fire'",
+            r"raise KeyError(.|\n)*env 1, step 21, step.*: KeyError: 'the engine is on fire'",
         ),
         (
             "reset",
-            2,
+            0,
             r"raise KeyError(.|\n)*env 1, step 21, reset: KeyError: 'the engine is on fire'",
         ),
-        ("exit", 0, r"sys.exit(.|\n)*env 1, step 21, step\([01],\): SystemExit: 0"),
-        ("nan observation", 2, r"env 1, leaf 'obs', step 21: value nan"),
-        ("nan reward", 0, r"env 1, step 21: reward is nan, not a finite number"),
-        ("kill", 2, r"step 21: the worker of envs 0 to 1 died with exit code -9"),
-        (
-            "hang",
-            2,
-            r"step 21: the worker of envs 0 to 1 did not answer within --env-timeout 0.5 s",
-        ),
+        ("nan observation", 2, "env 1, leaf 'obs', step 21: value nan"),
+        ("kill", 2, "step 21: the worker of envs 0 to 1 died with exit code -9"),
+        ("hang", 2, "step 21: the worker of envs 0 to 1 did not answer within --env-timeout 0.5 s"),
     ],
 )
 def test_fault_in_an_environment(fault, workers, sentence, tmp_path):
-    """An error with the environment's own frames, or with the worker's environments, and a mark.
-    The run that goes on from the last checkpoint begins new episodes with other seeds, so that the
-    same fault does not come again."""
-    flags = dict(
-        env_id="Faulty-v0",
-        num_workers=workers,
-        env_timeout=0.5,
-        env_kwargs={"fault": fault, "at": 21, "seeds": str(tmp_path / "seeds")},
-    )
+    """A sentence and a mark; the resumed run has other seeds, lest it comes again."""
+    kwargs = {"fault": fault, "at": 21, "seeds": str(tmp_path / "seeds")}
+    flags = dict(env_id="Faulty-v0", env_kwargs=kwargs, num_workers=workers, env_timeout=0.5)
     with pytest.raises((UsageError, ChildProcessError), match=sentence):
         train(tmp_path / "b", **flags)
     folder = folder_of(tmp_path / "b")
@@ -632,9 +449,8 @@ def test_fault_in_an_environment(fault, workers, sentence, tmp_path):
     assert newest(tmp_path / "b") == 144 and not (folder / "failed").exists()
     log = log_of(folder)
     assert [step for step, _ in log["losses/value_loss"]] == [24 * k for k in range(1, 7)]
-    assert [step for step, _ in log["charts/episodic_length"]][-3:] == [
-        48 + 21 * 4
-    ] * 3  # they began in update 3
+    ends = [step for step, _ in log["charts/episodic_length"]]
+    assert ends[-3:] == [48 + 21 * 4] * 3  # they began in update 3
     seeds = (tmp_path / "seeds").read_text().split()
     assert len(seeds) == len(set(seeds)) == 6
 
@@ -647,9 +463,8 @@ def test_fault_that_comes_again(tmp_path):
             train(tmp_path / "b", resume="auto", **flags)
         begun_earlier(tmp_path / "b")
         assert newest(tmp_path / "b") == 48
-        assert (folder_of(tmp_path / "b") / "failed").read_text().count(
-            "RuntimeError: hopeless\n"
-        ) == k + 1
+        marks = (folder_of(tmp_path / "b") / "failed").read_text()
+        assert marks.count("RuntimeError: hopeless\n") == k + 1
     seeds = (tmp_path / "seeds").read_text().split()
     assert len(seeds) == len(set(seeds)) == 4 * 3
 
@@ -666,23 +481,12 @@ class Hopeless(Faulty):
 gym.register("Hopeless-v0", entry_point=Hopeless)
 
 
-def test_fault_ends_the_process(tmp_path):
-    """sys.exit(0) in an environment is no success."""
-    process = start(
-        tmp_path, env_id="Faulty-v0", env_kwargs={"fault": "exit"}, stderr=str(tmp_path / "err")
-    )
-    process.join()
-    assert process.exitcode == 1 and "SystemExit: 0" in (tmp_path / "err").read_text()
-
-
 # ---- Bad numbers ----
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_network_that_diverges(script, tmp_path):
+def test_network_that_diverges(tmp_path):
     """NaN stops the run at the end of its update, before anything is saved."""
+    flags = dict(learning_rate=1e30, checkpoint_every=1, anneal_lr=False, **STATELESS)
     with pytest.raises(ValueError, match=r"update \d: losses/\w+ is (nan|inf).*--learning-rate"):
-        train(
-            tmp_path, script, learning_rate=1e30, checkpoint_every=1, anneal_lr=False, **STATELESS
-        )
+        train(tmp_path, **flags)
     (folder,) = tmp_path.iterdir()
     assert not (folder / "model.pt").exists() and (folder / "failed").exists()
     for path in folder.glob("*.ckpt"):
@@ -702,77 +506,3 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.optim.Adam, "step", step)
     with pytest.raises(UsageError, match="update 4"):
         train(tmp_path, checkpoint_every=1, **GRAPH)
-
-
-@pytest.mark.parametrize(
-    "script",
-    [
-        name if name == "ppo_lstm_sparse" else pytest.param(name, marks=pytest.mark.slow)
-        for name in SCRIPTS
-    ],
-)
-def test_minibatches_of_nothing(script, tmp_path):
-    """Observations without a single row give no gradient to some weights; that is no bad number."""
-    folder = train(tmp_path, script, env_id="Nothing-v0", num_minibatches=3)
-    assert len(log_of(folder)["losses/value_loss"]) == 6
-
-
-class Nothing(gym.Env):
-    """Env 0 shows a graph, the others graphs without nodes."""
-
-    observation_space = spaces.Dict(
-        g=spaces.Graph(vector(2), vector(1)),
-        node_ids=spaces.Sequence(spaces.Discrete(9), stack=True),
-    )
-    action_space, num = spaces.Discrete(2), 0
-
-    def reset(self, *, seed=None, options=None):
-        self.num = self.num if seed is None else 2 * (seed == 1)
-        return self.observe(), {}
-
-    def observe(self):
-        graph = spaces.GraphInstance(
-            np.ones((self.num, 2), np.float32),
-            np.ones((self.num, 1), np.float32),
-            np.zeros((self.num, 2), np.int64),
-        )
-        return {"g": graph, "node_ids": np.arange(self.num)}
-
-    def step(self, action):
-        return self.observe(), 1.0, False, False, {}
-
-
-gym.register("Nothing-v0", entry_point=Nothing)
-
-
-# ---- Files that cannot be written ----
-@pytest.mark.parametrize(
-    "limit, sentence",
-    [
-        (1000, "cannot write to the folder of the run"),
-        (70_000, "cannot write .*checkpoint_0"),
-        (70_000, ""),
-    ],
-)
-def test_full_disk(limit, sentence, tmp_path):
-    """Files that may not grow beyond `limit` bytes stand for a full disk: an error before the first
-    step, at the first checkpoint, and at the end, where nobody must take the run for one that
-    succeeded."""
-
-    def fill(module):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-
-    flags = GRAPH | dict(
-        hidden_dims=(512,), checkpoint_every=2 if sentence else 0, total_timesteps=48
-    )
-    process = start(tmp_path / "runs", patch=fill, stderr=str(tmp_path / "err"), **flags)
-    process.join()
-    assert process.exitcode == 1 and re.search(sentence, (tmp_path / "err").read_text())
-    assert not list(tmp_path.glob("runs/*/*.ckpt"))
-
-
-def test_run_dir_that_is_a_file(tmp_path):
-    """An error before an environment is made."""
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(SystemExit, match="cannot write to the folder of the run .*--run-dir"):
-        train(tmp_path / "file", env_id="NotThere-v0")

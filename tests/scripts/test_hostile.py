@@ -1,0 +1,442 @@
+"""What is wrong with an environment, its data, a flag or a file is said in one sentence: where,
+which value, what to do; what only looks wrong simply works. The cases are those of hostile.py, and
+what tries.py does with them has its test here."""
+
+import copy
+import importlib.metadata
+import re
+import textwrap
+from functools import partial
+
+import gymnasium as gym
+import hostile
+import numpy as np
+import pytest
+import tries
+from gymnasium import spaces
+from helpers import ListEnv, command, make_envs, run, run_folder, vector
+
+from cleanrl_graph import ppo_graph_agents, ppo_gtrxl, ppo_lstm_sparse
+from cleanrl_graph.envs import fitting
+
+OURS = "cleanrl_graph.envs.wrappers"
+IN_RUNS = {  # what the environments alone do not find, or not alone
+    "actions: an entry that is only played",
+    "observations: text space",
+    "returns: mask of reset alone",
+}
+WALKED = [
+    name
+    for name, each in hostile.TRIES.items()
+    if each.kind in ("observations", "returns", "raises")
+    or (each.kind == "actions" and each.expected != "trains")
+    if name not in IN_RUNS
+]
+IN_WORKERS = (  # a sentence of each place that finds one, and what a worker sends
+    "observations: ids that are equal",
+    "observations: a key is missing",
+    "observations: one buffer of all environments",
+    "observations: none and 3,000 nodes in turn",
+    "observations: 100,000 numbers",
+    "observations: a set of sets",
+    "actions: a graph",
+    "returns: reward None",
+    "returns: reset: nothing",
+    "returns: episode r nan",
+    "raises: NoCopy",
+    "raises: SystemExit",
+    "raises: in its constructor",
+)
+
+
+def walk(each, num_workers):
+    """Three episodes of a try's environments: the leaves, and each Step with a copy of it."""
+    entries = each.kwargs if isinstance(each.kwargs, list) else [each.kwargs]
+    entries = entries * 2 if len(entries) == 1 else entries
+    name = f"{each.kind}: {each.name}"
+    head = re.search(r"--action-head (\w+)", each.flags)
+    flags = dict(action_head=head[1] if head else "auto")
+    envs = make_envs(
+        [partial(hostile.Hostile, name, **entry) for entry in entries], num_workers, **flags
+    )
+    steps = []
+    try:
+        for k in range(14):
+            actions = [copy.deepcopy(envs.action_space.sample()) for _ in entries]
+            steps.append(envs.step(actions) if k else envs.reset(1))
+            steps[-1] = steps[-1], copy.deepcopy(steps[-1])
+    finally:
+        envs.close()
+    return envs.leaves, steps
+
+
+@pytest.fixture
+def notes(tmp_path, monkeypatch):
+    monkeypatch.setattr(hostile, "FOLDER", str(tmp_path))
+    monkeypatch.setattr(fitting, "SAID", set())
+
+
+@pytest.mark.parametrize(
+    "name, num_workers", [(name, 0) for name in WALKED] + [(name, 2) for name in IN_WORKERS]
+)
+def test_walk(name, num_workers, notes, capsys):
+    """The sentence, without frames of a script; or what the environment returned, bit by bit."""
+    each = hostile.TRIES[name]
+    if each.expected == "trains":
+        leaves, steps = walk(each, num_workers)
+        printed = capsys.readouterr().err
+        assert not each.is_compared or tries.unlike_noted(leaves, steps) is None
+        assert len(re.findall(each.says, printed)) == 1 or not each.says
+        infos = [info for step, _ in steps for _, info in step.infos]
+        assert len(infos) >= 4 and (not each.says or set().union(*infos) == {"episode"})
+        return
+    with pytest.raises(ValueError) as error:
+        walk(each, num_workers)
+    assert re.search(each.expected, str(error.value), re.S), error.value
+    assert "ppo_graph.py" not in str(error.value)
+
+
+RUNS = IN_RUNS | {
+    *("actions: a start below 0", "actions: one per node, stack=False", "actions: 1,000 numbers"),
+    *("actions: 1,200 bits", "actions: 1,200 bits, framestack", "actions: few rows, framestack"),
+    *("actions: mostly no row, stack=True", "actions: one per node, stack=True"),
+    *("observations: a view of a buffer", "observations: mask in a matrix"),
+    *("observations: width 0", "observations: width 0 beside a vector"),
+    "observations: nodes of one environment alone, ppo_lstm_sparse",
+    *("observations: nodes of width 0", "observations: width 0 in a set"),
+    *("observations: a/b beside a: {b}", "observations: space of big-endian integers"),
+    *("process: SIGTERM", "process: a worker sleeps", "process: a worker is killed"),
+    *("process: close() raises", "process: close() exits in a suite"),
+    *("process: raises when played", "process: changes the folder"),
+    *("process: torch makes no gradients", "flags: a layer that make_conv does not know"),
+    *("raises: SystemExit", "raises: in its constructor", "returns: info None"),
+}
+
+
+def is_fast(each):
+    is_sentence = each.kind == "flags" and each.expected != "trains"
+    return is_sentence or each.kind == "files" or f"{each.kind}: {each.name}" in RUNS
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if is_fast(each) else pytest.param(name, marks=pytest.mark.slow)
+        for name, each in hostile.TRIES.items()
+    ],
+)
+def test_run(name, imported):
+    """A process of its own that runs the script."""
+    each = hostile.TRIES[name]
+    row = tries.attempt(each, each.script)
+    assert row.result == ("trains" if each.expected == "trains" else "sentence"), row
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
+    """What a first training imports, so that the processes of tries need not."""
+    run(tmp_path_factory.mktemp("runs"), env_id="CartPole-v1", checkpoint_every=1)
+
+
+WRONG = {
+    "silent": dict(accept=lambda env, action: False),
+    "hang": dict(hooks={"step": hostile.wait()}, limit=1),
+    "other": dict(hooks={"step": hostile.raises(KeyError("a"))}),
+    "traceback": dict(before=lambda go: exec("import torch; del torch.cat")),
+}
+
+
+@pytest.mark.parametrize("result", WRONG)
+def test_failures_are_seen(result, monkeypatch, imported):
+    """A wrong action, no return, another exception, and an exception of a script."""
+    each = hostile.Try("process", result, **WRONG[result])
+    monkeypatch.setitem(hostile.TRIES, f"process: {result}", each)
+    assert tries.attempt(each, each.script).result == result
+
+
+def test_table_of_tries():
+    rows = [tries.Row("flags", name, "ppo_graph", "", "sentence", "") for name in "ab"]
+    rows.append(tries.Row("files", "c", "ppo_graph", "", "hang", "it did not end"))
+    text = tries.table(rows, "command", 1.0)
+    assert "| all | 3 | 3 | 0 | 2 | 0 | 1 | 0 | 0 |" in text
+    assert "- files, c, ppo_graph: hang. it did not end" in text
+
+
+# ---- Odd forms that are read ----
+def test_result_in_an_odd_form():
+    """Arrays of one bool, 0 and 1, numbers for groups, returns in arrays are simply read."""
+
+    class Odd(ListEnv):
+        def step(self, action):
+            self.t += 1
+            info = {"group": self.t, "eval": {"cost": np.array([3.0]), "rule": None, "text": "x"}}
+            info["episode"] = {"r": np.array([7.5]), "l": np.array([3])}
+            return np.zeros(2), 1.0, np.array([self.t == 2]), np.int64(self.t == 3), info
+
+    envs = make_envs([lambda: Odd(vector(2), [np.zeros(2)] * 5)])
+    envs.reset(0)
+    ends = [envs.step([0]) for _ in range(2)]
+    assert [bool(step.terminated[0]) for step in ends] == [False, True]
+    ((_, info),) = ends[1].infos
+    assert info["group"] == 2 and info["eval"]["cost"].tolist() == [3]
+    assert info["episode"] == {"r": 7.5, "l": 3}
+
+
+# ---- Rewards of agents, and of objectives; other environments of their own ----
+class Simple(gym.Env):
+    """Two numbers; episodes of 5 steps."""
+
+    observation_space, action_space = vector(2), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.array([self.t / 10, 0], np.float32), 1.0, self.t == 5, False, {}
+
+
+class NoSeed(Simple):
+    """Of the days before gymnasium."""
+
+    def reset(self):
+        return super().reset()
+
+
+class Old(NoSeed):
+    """Of the days before, too."""
+
+    def reset(self):
+        return super().reset()[0]
+
+    def step(self, action):
+        obs, reward, ended, _, info = super().step(action)
+        return obs, reward, ended, info
+
+
+class Strict(Simple):
+    def step(self, action):
+        if type(action) is not int:
+            raise AssertionError(f"action must be an integer: {action} is invalid")
+        return super().step(action)
+
+
+class Needy(Simple):
+    def __init__(self, n_nodes, *, size):
+        assert n_nodes > 0, "too few"
+
+
+class Objectives(Simple):
+    """A reward for each objective."""
+
+    def step(self, action):
+        obs, reward, *outcome = super().step(action)
+        return obs, np.array([reward, 2 * reward]), *outcome
+
+
+class Linear(gym.Wrapper):
+    def step(self, action):
+        obs, reward, *outcome = super().step(action)
+        return obs, float(reward.sum()), *outcome
+
+
+class Team(gym.Env):
+    """Each agent is shown which of its two actions is right, and rewarded. `of` is the kind of
+    observation, action, rewards and ends: tuple or dict. Agent 1 ends after 2 steps, all after
+    3."""
+
+    def __init__(self, of="tuple", lists_ends=True):
+        self.names = [0, 1, 2] if of == "tuple" else list("abc")
+        self.of, self.lists_ends = of, lists_ends
+        kind = spaces.Tuple if of == "tuple" else spaces.Dict
+        self.observation_space = kind(self.pack([vector(2)] * 3))
+        self.action_space = kind(self.pack([spaces.Discrete(2)] * 3))
+
+    def pack(self, values):
+        return tuple(values) if self.of == "tuple" else dict(zip(self.names, values))
+
+    def observe(self):
+        self.right = self.np_random.integers(2, size=3)
+        return self.pack(list(np.eye(2, dtype=np.float32)[self.right]))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        self.t += 1
+        chosen = [action.get(name) if self.of == "dict" else action[name] for name in self.names]
+        rewards = self.pack([float(a == b) for a, b in zip(chosen, self.right)])
+        ends = [self.t >= 3, self.t >= 2, self.t >= 3]
+        over = self.pack(ends) if self.lists_ends else all(ends)
+        return self.observe(), list(rewards) if self.of == "tuple" else rewards, over, False, {}
+
+
+for kind in (Simple, NoSeed, Strict, Needy, Objectives, Team):
+    gym.register(f"{kind.__name__}-v0", entry_point=kind)
+gym.register("Needy-v1", entry_point=lambda n_nodes: Simple())
+
+
+def fails(sentence, folder, **flags):
+    """A run ends with an error that the command line prints alone, with the sentence."""
+    with pytest.raises((ValueError, gym.error.Error, OSError, SystemExit)) as error:
+        run(folder, **flags)
+    assert re.search(sentence, str(error.value), re.S), error.value
+
+
+OF_AGENTS = (
+    r"reward is \[.*\], not a finite number: in ppo_graph_agents.py each agent has its own; "
+)
+OF_AGENTS += f"--wrap {OURS}:MeanReward takes the mean"
+OLD = r"reset.* \(an environment of gym's old interface needs .*argument 'seed'"
+NEEDS = r"""\(give --env-kwargs '{"n_nodes": ...}'\)"""
+TOO_FEW = r"Needy-v0 \(its arguments are --env-kwargs\): AssertionError: too few"
+
+
+@pytest.mark.parametrize(
+    "name, kwargs, sentence",
+    [
+        ("Team-v0", {}, OF_AGENTS),
+        ("NoSeed-v0", {}, OLD),
+        ("Strict-v0", {}, rf"\(where Python's int is needed: --wrap {OURS}:PythonInts\)"),
+        ("Simple-v0", {"nope": 1}, "keyword argument 'nope'|takes no arguments"),
+        ("Needy-v0", {"size": 1}, NEEDS),
+        ("Needy-v0", {"n_nodes": 1}, '"size": '),
+        ("Needy-v0", {"n_nodes": -1, "size": 1}, TOO_FEW),  # which it has, and refuses
+        ("Needy-v1", {}, NEEDS),
+    ],
+)
+def test_advice(name, kwargs, sentence, tmp_path):
+    """The flag, the script or the wrapper that an environment needs."""
+    fails(sentence, tmp_path, env_id=name, env_kwargs=kwargs)
+
+
+@pytest.mark.parametrize("name", ["Team", "Objectives", "Strict", "Old"])
+def test_advice_helps(name, tmp_path, monkeypatch):
+    """A wrapper of --wrap, or the guide's around an old one; its rewards are what is logged."""
+    text = (hostile.ROOT / "cleanrl_graph" / "README.md").read_text()
+    code = text.partition("gym's old interface")[2].partition("```python")[2].partition("```")[0]
+    names = {}
+    exec(f"import gymnasium as gym\n{textwrap.dedent(code)}", names)
+    wrapped = {"id": "Old-v0", "entry_point": lambda: names["NewInterface"](Old())}
+    monkeypatch.setitem(gym.registry, "Old-v0", gym.envs.registration.EnvSpec(**wrapped))
+    wraps = {"Team": f"{OURS}:MeanReward", "Objectives": f"{__name__}:Linear", "Old": ""}
+    wraps |= {"Strict": f"{OURS}:PythonInts"}
+    wrap = tuple(filter(None, [wraps[name]]))
+    flags = dict(wrap=wrap, num_workers=2 if name == "Team" else 0, eval_episodes=2)
+    result = run(tmp_path, env_id=f"{name}-v0", **flags)
+    rows = [(row["return"], row["length"]) for row in result.rows]
+    if name == "Team":
+        assert all(0 <= total <= 3 and length == 3 for total, length in rows)
+    else:
+        total = 15.0 if name == "Objectives" else 5.0
+        assert rows == [(total, 5)] * 2
+        assert {value for _, value in result.scalars["charts/episodic_return"]} == {total}
+
+
+@pytest.mark.parametrize("of, lists_ends", [("tuple", True), ("dict", True), ("dict", False)])
+def test_agents_become_a_set(of, lists_ends, tmp_path):
+    """In the script of agents, by itself: they learn, and one that has ended is gone."""
+    kwargs = {"of": of, "lists_ends": lists_ends}
+    flags = dict(env_id="Team-v0", env_kwargs=kwargs, total_timesteps=1536, learning_rate=2e-2)
+    flags |= dict(num_envs=8, num_steps=16, eval_episodes=20)
+    result = run(tmp_path, ppo_graph_agents, **flags)
+    assert np.mean([row["return"] for row in result.rows]) > 2.9
+    rows = result.scalars["charts/rows/agents"][-1][1]
+    assert rows == pytest.approx(8 / 3 if lists_ends else 3, abs=0.05)
+
+
+@pytest.mark.parametrize("script", [ppo_gtrxl, ppo_lstm_sparse], ids=lambda s: s.__name__)
+def test_more_minibatches_than_environments(script, tmp_path):
+    """They are pieces of the rollout in time; up to one for each step."""
+    for num in (4, 24):
+        result = run(tmp_path / str(num), script, env_id="Simple-v0", num_minibatches=num)
+        mismatch = result.scalars["debug/collection_mismatch"]
+        assert mismatch and all(0 <= value < 1e-5 for _, value in mismatch)
+
+
+# ---- Modules and the command line ----
+MODULES = {
+    "shy": "def register(needed): pass\ndef register_envs():\n"
+    "    gymnasium.register('Shy-v0', lambda: gymnasium.make('CartPole-v1'))",
+    "old": "def register_envs(): raise RuntimeError('old')",
+    "quiet": "def register(): pass",
+    "loud": "gymnasium.register('Loud-v0', entry_point='elsewhere:Loud')",
+}
+QUIET = r"\(quiet_module was imported and registered nothing: call its register function"
+
+
+def test_ids_of_modules(tmp_path, monkeypatch, notes):
+    """A module's register function is called; one without, or of a like name, is named."""
+    for name, text in MODULES.items():
+        (tmp_path / f"{name}_module.py").write_text(f"import gymnasium\n{text}")
+    files = {
+        "grids/levels.py": "register(id='Toddler-Walk-v0')",
+        "grids-1.0.dist-info/METADATA": "Name: grids\nVersion: 1.0\nRequires-Dist: gymnasium>=1",
+        "grids-1.0.dist-info/RECORD": "grids/levels.py,,",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    run(tmp_path / "runs", env_id="shy_module:Shy-v0")
+    assert "called shy_module.register_envs(), which registers ids" in fitting.SAID
+    packages = {"minigrid": ["Minigrid"], "ale_py": ["ale-py"], "mo_gymnasium": ["mo-gymnasium"]}
+    packages |= {"grids": ["grids"]}
+    monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: packages)
+    for k, (env_id, sentence) in enumerate(
+        [
+            ("old_module:Older-v1", r"\(or module:Name-v0\): RuntimeError: old"),
+            ("quiet_module:Quiet-v0", QUIET),  # imported now
+            ("quiet_module:Quiet-v0", QUIET),  # and before
+            ("loud_module:Lood-v0", r"\(or module:Name-v0\)"),
+            ("helpers:Nope-v0", r"\(or module:Name-v0\)"),
+            ("MiniGridder-Empty-v0", r"\(not imported\? --env-id minigrid:MiniGridder-Empty-v0\)"),
+            ("ALE/Nothing-v5", r"\(not imported\? --env-id ale_py:ALE/Nothing-v5\)"),
+            ("Gymnasium-v0", r"\(or module:Name-v0\)"),
+            ("Toddler-Walk-v0", r"\(not imported\? --env-id grids:Toddler-Walk-v0\)"),
+            ("Toddler-Run-v0", r"\(or module:Name-v0\)"),
+        ]
+    ):
+        fails(sentence, tmp_path / f"{k}", env_id=env_id)
+    del gym.registry["Loud-v0"], gym.registry["Shy-v0"]
+
+
+SMALL = "--total-timesteps 32 --num-envs 2 --num-steps 8 --num-minibatches 2 --hidden-dims 8 "
+SMALL += "--eval-episodes 1 --no-cuda"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_command_line(workers, tmp_path):
+    """A wrong flag, or an environment that exits, ends with exit code 1 and a sentence, below no
+    frames but the environment's own. It and its wrapper are looked for in the current folder; what
+    is reported is its own return, before wrappers."""
+    name = f"my_envs_{workers}"
+    (tmp_path / f"{name}.py").write_text(
+        "import sys, gymnasium as gym, numpy as np\n"
+        "class Env(gym.Env):\n"
+        "    observation_space = gym.spaces.Box(0, 1, (2,), np.float32)\n"
+        "    action_space = gym.spaces.Discrete(2)\n"
+        "    def __init__(self, size=1): self.size = size\n"
+        "    def reset(self, *, seed=None, options=None): return np.zeros(2, np.float32), {}\n"
+        "    def step(self, a):\n"
+        "        if self.size == 0: sys.exit(0)\n"
+        "        return np.zeros(2, np.float32), float(self.size), True, False, {}\n"
+        "def twice(env): return gym.wrappers.TransformReward(env, lambda r: 2 * r)\n"
+        f"gym.register('Mine{workers}-v0', entry_point=Env)\n"
+    )
+    flags = [*SMALL.split(), "--env-id", f"{name}:Mine{workers}-v0", "--num-workers", workers]
+    kwargs = ["--wrap", f"{name}:twice", "--env-kwargs"]
+    code, out, err = command(*flags, *kwargs, '{"size": 7}', cwd=tmp_path)
+    assert code == 0 and "| 0 | 1 | 7 |" in out, err
+    folder = run_folder(tmp_path / "runs")
+    assert folder.name.startswith(f"Mine{workers}-v0-")  # and what tells other kwargs apart
+    code, out, err = command(*flags, *kwargs, '{"size": 0}', "--run-dir", "exits", cwd=tmp_path)
+    assert code == 1 and f"{name}.py" in err and "ppo_graph.py" not in err, err
+    assert err.strip().splitlines()[-1].startswith("env 0, step 1, step(")
+    code, out, err = command(*flags, "--wrap", "nope", cwd=tmp_path)
+    assert code == 1 and re.fullmatch("env 0: .*--wrap nope: there is no such wrapper.*\n", err), (
+        err
+    )

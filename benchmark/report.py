@@ -52,6 +52,8 @@ class Args:
     group of another name)"""
     target: float | None = None
     """adds the steps and seconds until the mean of --episodes reaches it"""
+    target_panel: str | None = None
+    """the panel that the target is of; by default it is of all"""
     episodes: int = 100
     """episodes of a running mean"""
     scale: float = 1.0
@@ -254,6 +256,8 @@ def table(groups: dict[tuple, list[Run]], args: Args) -> list[list[str]]:
         for name, end, digits in zip(targets, ("steps", "minutes"), (0, 1)):
             ends = [figure[end] * (60 if end == "minutes" else 1) for figure in figures]
             row[name] = times([figure[name] for figure in figures], ends, digits) if figures else ""
+            if args.target_panel not in (None, key[0]):
+                row[name] = ""
         rows.append(row | {title: more.get(key, {}).get(title, "") for title in titles})
     names = [name for name in rows[0] if any(row[name] for row in rows)]
     title = lambda name: name.replace("target", f"{args.target:g}") if name in targets else name
@@ -403,7 +407,7 @@ def plot(groups: dict[tuple, list[Run]], args: Args) -> None:
             axis.grid(alpha=0.25, lw=0.6)
             axis.spines[["top", "right"]].set_visible(False)
             for value, name in (args.reference or (None, ""), (args.target, "target")):
-                if value is None:
+                if value is None or name == "target" and args.target_panel not in (None, panel):
                     continue
                 axis.axhline(value, color="black", lw=0.8, ls=":")
                 if axis is pair[1]:
@@ -421,7 +425,8 @@ def plot(groups: dict[tuple, list[Run]], args: Args) -> None:
         handles = []
         for label, (colour, style) in look.items():
             handles.append(plt.Line2D([], [], color=colour, ls=style, label=label))
-        options = dict(ncols=min(4, len(labels)), frameon=False, fontsize=9)
+        fit = 130 // (max(map(len, labels)) + 8)  # labels side by side
+        options = dict(ncols=max(1, min(4, fit, len(labels))), frameon=False, fontsize=9)
         figure.legend(handles=handles, loc="outside upper center", **options)
     wide = int(16 * size[0])
     figure.supxlabel("\n".join(textwrap.wrap(caption(groups, args), wide)), fontsize=7.5)

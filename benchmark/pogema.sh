@@ -31,7 +31,7 @@ RUN_FLAGS=("$@")
 seeds=(${SEEDS:-1 2 3})
 for part in $PARTS; do
     case $part in
-        agents) train "${seeds[*]}" "agents=cleanrl_graph/ppo_graph_agents.py $flags --total-timesteps 300000 $(tasks)" ;;
+        agents) train "${seeds[*]}" "agents=cleanrl_graph/ppo_graph_agents.py $flags --total-timesteps 250000 $(tasks)" ;;
         ablations)
             short="$flags --total-timesteps 100000"
             train "${seeds[0]}" \

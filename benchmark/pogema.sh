@@ -2,7 +2,7 @@
 # POGEMA, many robots on grid maps, each robot an agent: trained on random maps and mazes with 8 to 64 robots, tested on the
 # 128 tasks of each setting of the benchmark, lifelong and one-shot, also in a warehouse with 192 robots, which is never
 # trained on; beside rules and beside the benchmark's raw data, which benchmark/pogema/raw_data.py reads. Ablations on the
-# first seed, a third of the steps each: no links between robots, no cost-to-go, one reward for all robots. A run is one
+# first seed, a quarter of the steps each: no links between robots, no cost-to-go, one reward for all robots. A run is one
 # process: about half an hour of an idle core. What is finished is never run again, and a run that was stopped goes on from
 # its last checkpoint.
 #
@@ -33,7 +33,7 @@ for part in $PARTS; do
     case $part in
         agents) train "${seeds[*]}" "agents=cleanrl_graph/ppo_graph_agents.py $flags --total-timesteps 250000 $(tasks)" ;;
         ablations)
-            short="$flags --total-timesteps 100000"
+            short="$flags --total-timesteps 60000"
             train "${seeds[0]}" \
                 "short=cleanrl_graph/ppo_graph_agents.py $short $(tasks)" \
                 "no_links=cleanrl_graph/ppo_graph_agents.py $short $(tasks '"link_radius": 0')" \
@@ -43,7 +43,7 @@ for part in $PARTS; do
             [ -z "$DATA" ] || "$PYTHON" benchmark/pogema/raw_data.py --data "$DATA"
             "$PYTHON" benchmark/pogema/scores.py
             "$PYTHON" benchmark/report.py --table $TABLE --skip --systems \
-                "each robot an agent=agents_*" "a third of the steps=short_*" "without links=no_links_*" \
+                "each robot an agent=agents_*" "a quarter of the steps=short_*" "without links=no_links_*" \
                 "without cost-to-go=no_cost_*" "one reward for all robots=joint_*" \
                 --note "The return is the sum over an episode of the robots' mean reward, on tasks of the training. Throughputs: scores.md." ;;
     esac

@@ -2,8 +2,9 @@
 # POGEMA, many robots on grid maps, each robot an agent: trained on random maps and mazes with 8 to 64 robots, tested on the
 # 128 tasks of each setting of the benchmark, lifelong and one-shot, also in a warehouse with 192 robots, which is never
 # trained on; beside rules and beside the benchmark's raw data, which benchmark/pogema/raw_data.py reads. Ablations on the
-# first seed: no links between robots, no cost-to-go, one reward for all robots. A run is two processes on two cores, of at
-# most 90 minutes. What is finished is never run again, and a run that was stopped goes on from its last checkpoint.
+# first seed, a quarter of the steps each: no links between robots, no cost-to-go, one reward for all robots. A run is one
+# process: about half an hour of an idle core. What is finished is never run again, and a run that was stopped goes on from
+# its last checkpoint.
 #
 #     bash benchmark/pogema.sh [FLAGS OF run.py]
 #     PARTS="ablations scores" SEEDS=1 DATA=../pogema-benchmark bash benchmark/pogema.sh
@@ -15,11 +16,10 @@ PARTS=${PARTS:-agents ablations scores}
 DATA=${DATA:-}  # a clone of Cognitive-AI-Systems/pogema-benchmark, if its raw data are to be read again
 export OMP_NUM_THREADS=1
 
-two="-m torch.distributed.run --standalone --nproc-per-node 2 cleanrl_graph"
-flags="--env-id envs:Pogema-v0 --num-envs 8 --num-steps 64 --num-minibatches 8 --gamma 0.95 --gnn-layers 2 --norm-vloss 1
-    --no-clip-vloss --learning-rate 7e-4 --total-timesteps 1600000 --eval-episodes 0 --save-model --resume auto"
+flags="--env-id envs:Pogema-v0 --num-envs 8 --num-steps 64 --num-minibatches 8 --gamma 0.98 --gnn-layers 2 --norm-vloss 1
+    --no-clip-vloss --learning-rate 7e-4 --eval-episodes 0 --resume auto"
 tasks() {  # JSON: three of four environments are lifelong, one is one-shot; JSON is what all have besides
-    local each='"map": ["random", "mazes"], "num_robots": [8, 64]'"${1:+, $1}"
+    local each='"map": ["random", "mazes"], "num_robots": [8, 64], '"${1:-\"link_radius\": 3}"
     echo "--env-kwargs '[{$each}, {$each}, {$each}, {$each, \"task\": \"one-shot\"}]'"
 }
 train() {  # SEEDS NAME=COMMAND...
@@ -31,18 +31,20 @@ RUN_FLAGS=("$@")
 seeds=(${SEEDS:-1 2 3})
 for part in $PARTS; do
     case $part in
-        agents) train "${seeds[*]}" "agents=$two/ppo_graph_agents.py $flags $(tasks)" ;;
+        agents) train "${seeds[*]}" "agents=cleanrl_graph/ppo_graph_agents.py $flags --total-timesteps 250000 $(tasks)" ;;
         ablations)
+            short="$flags --total-timesteps 60000"
             train "${seeds[0]}" \
-                "no_links=$two/ppo_graph_agents.py $flags $(tasks '"link_radius": 0')" \
-                "no_cost=$two/ppo_graph_agents.py $flags $(tasks '"cost_to_go": false')" \
-                "joint=$two/ppo_graph.py $flags $(tasks)" ;;
+                "short=cleanrl_graph/ppo_graph_agents.py $short $(tasks)" \
+                "no_links=cleanrl_graph/ppo_graph_agents.py $short $(tasks '"link_radius": 0')" \
+                "no_cost=cleanrl_graph/ppo_graph_agents.py $short $(tasks '"link_radius": 3, "cost_to_go": false')" \
+                "joint=cleanrl_graph/ppo_graph.py $short $(tasks)" ;;
         scores)
             [ -z "$DATA" ] || "$PYTHON" benchmark/pogema/raw_data.py --data "$DATA"
             "$PYTHON" benchmark/pogema/scores.py
             "$PYTHON" benchmark/report.py --table $TABLE --skip --systems \
-                "each robot an agent=agents_*" "without links=no_links_*" "without cost-to-go=no_cost_*" \
-                "one reward for all robots=joint_*" \
+                "each robot an agent=agents_*" "a quarter of the steps=short_*" "without links=no_links_*" \
+                "without cost-to-go=no_cost_*" "one reward for all robots=joint_*" \
                 --note "The return is the sum over an episode of the robots' mean reward, on tasks of the training. Throughputs: tables.md." ;;
     esac
 done

@@ -37,9 +37,10 @@ LIFELONG = ("random_32", "random_64", "mazes_32", "mazes_64", "warehouse_192")
 SUITES = LIFELONG + tuple(f"one_shot_{suite}" for suite in LIFELONG)
 NAMES = {  # runs of pogema.sh
     "agents": "**ppo_graph_agents.py**",
-    "no_links": "the same without links between robots",
-    "no_cost": "the same without cost-to-go",
-    "joint": "one reward for all robots (ppo_graph.py)",
+    "short": "a quarter of the steps",
+    "no_links": "a quarter, without links between robots",
+    "no_cost": "a quarter, without cost-to-go",
+    "joint": "a quarter, one reward for all robots (ppo_graph.py)",
 }
 RULE_NAMES = {
     "random": "random",

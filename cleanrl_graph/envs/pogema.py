@@ -43,7 +43,15 @@ RENDER_MODES = (None, "rgb_array")
 # Colours that differ between neighbours, uint8 [64, 3]
 HUES = np.arange(64)[:, None] * 2.4 + np.array([0, 2.1, 4.2])
 PALETTE = (120 + 100 * np.cos(HUES)).astype(np.uint8)
-# Columns of a robot: two planes of the view, then these
+# Columns of a robot: the planes of its view, row by row, then FEATURES
+PLANES = (
+    "obstacles",
+    "other robots",
+    "1 if that robot has a lower number than oneself, -1 if a higher one",
+    "steps to one's own goal: (from here - from there) / 10, -1 to 1",
+    "where that robot wants to go, rows: sum of the moves that are nearer to its goal",
+    "the same, columns",
+)
 FEATURES = (
     "way to the goal, rows / 10",
     "way to the goal, columns / 10",
@@ -343,10 +351,9 @@ class PogemaEnv(gym.Env):
         "cost", the length.
 
     Observation, with a row for each of the n robots.
-        "graph": nodes float32 [n, 257]: the obstacles in the 11 x 11 cells around it and the other
-            robots there, row by row, then FEATURES. Edges in both directions between robots at most
-            `link_radius` rows and columns apart: float32 [e, 4], EDGE_FEATURES, and edge_links
-            int64 [e, 2].
+        "graph": nodes float32 [n, 741]: PLANES of the 11 x 11 cells around it, row by row, then
+            FEATURES. Edges in both directions between robots at most `link_radius` rows and columns
+            apart: float32 [e, 4], EDGE_FEATURES, and edge_links int64 [e, 2].
         "node_ids": int64 [n], 0 to n - 1.
         "action_mask": int8 [n, 5], 0 where an obstacle is.
     Action: one of 5 moves for each: 0 stays, then up, down, left, right. `settle` tells who moves.
@@ -367,7 +374,7 @@ class PogemaEnv(gym.Env):
         episode_length: steps; None for the benchmark's: lifelong 256, in mazes 128; one-shot 128.
         progress: reward of a step towards the goal.
         link_radius: rows and columns; 0 for no links. By default those in view are linked.
-        cost_to_go: False: the steps to the goal and which moves are nearer to it are zeros.
+        cost_to_go: False: steps to a goal, and which moves are nearer to one, are zeros.
         map_seed, task_seed: None, or a number.
         render_mode: None or "rgb_array".
     Raises ValueError for values that make no sense, and for a seed whose map has too little room.
@@ -417,7 +424,7 @@ class PogemaEnv(gym.Env):
         self.map_seed = map_seed
         self.task_seed = task_seed
         self.render_mode = render_mode
-        node_space = spaces.Box(-np.inf, np.inf, (2 * VIEW + len(FEATURES),), np.float32)
+        node_space = spaces.Box(-np.inf, np.inf, (len(PLANES) * VIEW + len(FEATURES),), np.float32)
         edge_space = spaces.Box(-np.inf, np.inf, (len(EDGE_FEATURES),), np.float32)
         ids = spaces.Box(0, np.iinfo(np.int64).max, (), np.int64)
         self.observation_space = spaces.Dict(
@@ -555,18 +562,28 @@ class PogemaEnv(gym.Env):
     def observe(self):
         grid, place = self.grid, self.place
         num = len(place)
-        nodes = np.zeros((num, 2 * VIEW + len(FEATURES)), np.float32)
+        nodes = np.zeros((num, len(PLANES) * VIEW + len(FEATURES)), np.float32)
+        planes = nodes[:, : len(PLANES) * VIEW].reshape(num, len(PLANES), VIEW)
         cells = place[:, None] + window(grid.width)
-        nodes[:, :VIEW] = grid.wall[cells]
-        nodes[:, VIEW : 2 * VIEW] = self.occupant[cells] >= 0
-        nodes[:, VIEW + VIEW // 2] = 0  # oneself
+        planes[:, 0] = grid.wall[cells]
+        other = self.occupant[cells]
+        other[:, VIEW // 2] = -1  # oneself
+        is_robot = other >= 0
+        planes[:, 1] = is_robot
+        planes[:, 2] = np.sign(np.arange(num)[:, None] - other) * is_robot
+        is_open = grid.is_free[place[:, None] + grid.steps]
+        if self.cost_to_go:
+            costs = grid.costs[grid.rows(self.goal)[:, None], cells]
+            planes[:, 3] = ((self.to_go[:, :1] - costs) / 10).clip(-1, 1)
+            is_nearer = (self.to_go[:, 1:] < self.to_go[:, :1]) & is_open[:, 1:]
+            wanted = is_nearer @ np.array(MOVES[1:])  # [robots, 2]
+            planes[:, 4:] = (wanted[other] * is_robot[:, :, None]).transpose(0, 2, 1)
         row, column = np.divmod(place, grid.width)
         goal_row, goal_column = np.divmod(self.goal, grid.width)
         way = np.stack([goal_row - row, goal_column - column], 1)
-        own = nodes[:, 2 * VIEW :]
+        own = nodes[:, len(PLANES) * VIEW :]
         own[:, :2] = way / 10
         own[:, 2:4] = way / np.maximum(np.sqrt((way * way).sum(1, keepdims=True)), 1)
-        is_open = grid.is_free[place[:, None] + grid.steps]
         if self.cost_to_go:
             own[:, 4] = self.to_go[:, 0] / 20
             own[:, 5:9] = (self.to_go[:, :1] - self.to_go[:, 1:]) * is_open[:, 1:]

@@ -15,6 +15,7 @@ from cleanrl_graph.envs.pogema import PogemaEnv, cost_to_go, grid_map, map_text
 
 STAY, UP, DOWN, LEFT, RIGHT = range(5)
 VIEW = pogema.VIEW
+LAST = len(pogema.PLANES) * VIEW  # the column after the planes
 CORRIDOR = "........\n"  # one row
 
 
@@ -207,14 +208,23 @@ def test_observation():
     assert not walls[0, :4].any()
     assert robots[0].sum() == robots[0, 7, 5] == robots[1].sum() == robots[1, 3, 5] == 1
     assert robots[2].sum() == 0
-    own = nodes[:, 2 * VIEW :]
+    lower, cost, down, right = nodes[:, 2 * VIEW : LAST].reshape(3, 4, 11, 11).swapaxes(0, 1)
+    assert (lower[0] == -robots[0]).all() and (lower[1] == robots[1]).all() and not lower[2].any()
+    # Goals are two and, around the obstacle, four steps away; one's own cell has 0
+    assert cost[0, 5, 7] == np.float32(0.2) and cost[1, 3, 5] == np.float32(0.4)
+    assert not cost[:, 5, 5].any()
+    assert cost[0, 5, 6] == np.float32(0.1) and cost[0, 7, 5] == np.float32(-0.2)
+    assert (cost[walls == 1] == -1).all()
+    # 1 sees that 0 wants to go right; 0 sees that 1 goes left or right, whose sum is 0
+    assert (right[1] == robots[1]).all() and not right[0].any() and not down.any()
+    own = nodes[:, LAST:]
     assert np.allclose(own[0], [0, 0.2, 0, 1, 0.1, 0, 0, -1, 1, 0, 0, 0, 0, 0, 0])
     assert np.allclose(own[1], [-0.2, 0, -1, 0, 0.2, 0, 0, 1, 1, 0, 0, 0, 0, 0, 1 / 3])
     assert obs["action_mask"].tolist() == [[1, 0, 0, 1, 1], [1, 0, 0, 1, 1], [1, 1, 1, 1, 0]]
     assert links.tolist() == [[0, 1], [1, 0]]
     assert np.allclose(edges, [[0.4, 0, 0.5, 1], [-0.4, 0, 0.5, 0]])
     assert obs["node_ids"].tolist() == [0, 1, 2]
-    moved = env.step([RIGHT, LEFT, STAY])[0]["graph"].nodes[:, 2 * VIEW :]
+    moved = env.step([RIGHT, LEFT, STAY])[0]["graph"].nodes[:, LAST:]
     assert moved[:, 9:14].tolist() == [
         [0, 0, 0, 1, 0],
         [0, 0, 1, 0, 0],
@@ -223,8 +233,9 @@ def test_observation():
 
     hidden = made([(0, 1), (2, 1)], [(0, 3), (0, 1)], text, cost_to_go=False, link_radius=0)
     nodes, edges, links = hidden.observe()["graph"]
-    assert not nodes[:, 2 * VIEW + 4 : 2 * VIEW + 9].any() and len(links) == len(edges) == 0
-    assert nodes[:, 2 * VIEW].any()
+    assert not nodes[:, 3 * VIEW : LAST].any() and not nodes[:, LAST + 4 : LAST + 9].any()
+    assert len(links) == len(edges) == 0
+    assert nodes[:, LAST].any()
 
 
 def test_lifelong_rewards():

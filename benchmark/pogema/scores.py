@@ -60,6 +60,8 @@ class Args:
     """tasks of each suite"""
     models: tuple[str, ...] = ()
     """NAME=model.pt beside those of --runs"""
+    modes: tuple[str, ...] = ("sampled", "greedy")
+    """how policies act: moves are sampled, or the most likely ones"""
     runs: str = str(ROOT / "runs" / "pogema")
     """folder of the runs of pogema.sh"""
     results: str = str(RESULTS)
@@ -78,7 +80,7 @@ def systems_of(args: Args) -> list[tuple[str, str, str, str]]:
         name, path = model.split("=", 1)
         models.append((name, "", path))
     for name, seed, path in models:
-        systems += [(name, seed, mode, path) for mode in ("sampled", "greedy")]
+        systems += [(name, seed, mode, path) for mode in args.modes]
     return systems
 
 

@@ -141,6 +141,20 @@ def play(*args, num_rollouts=3, **flags):
     return part
 
 
+def test_gradient_reaches_the_encoder_through_all_views():
+    """A graph that is only seen through a view on the past trains the encoder, and so does a chosen
+    node."""
+    for views, head in (
+        ({"obs_shifts": "-2", "action_shifts": ""}, "auto"),
+        ({"obs_shifts": "", "action_shifts": "-1"}, "nodes"),
+    ):
+        flags = dict(num_steps=5, reward_shifts="", action_head=head, readout="mean", **views)
+        part = play(helpers.graph_space(), [[100]], Discrete(9), **flags)
+        views, *_ = minibatch(part.memory, [4])
+        views.sum().backward()
+        assert all(parameter.grad.abs().sum() > 0 for parameter in part.agent.encoder.parameters())
+
+
 def window(log, position, shift):
     """The entry `shift` steps before `position` in a log, None if that is before the episode."""
     for _ in range(-shift):

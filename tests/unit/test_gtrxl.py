@@ -338,6 +338,17 @@ def test_gradients(memory_length):
     assert torch.autograd.gradcheck(function, tuple(inputs), fast_mode=True)
 
 
+def test_no_gradient_into_the_past():
+    """What was remembered at collection is a constant; the weights of its keys and values are
+    not."""
+    agent = Bare(memory_length=6)
+    x, starts = history(0, 6, 1, 2, 0.0)
+    _, memory = walk(agent, x, starts, 6)
+    assert not memory.inputs[0].requires_grad and memory.inputs[0].abs().min() > 0
+    agent(*look_back(memory))[3][:, 0].sum().backward()
+    assert agent.gtrxl.layers[0].kv.weight.grad.abs().min() > 0
+
+
 @pytest.mark.parametrize("gate", ["gru", "none"])
 def test_bfloat16(gate):
     """--bf16, on the CPU: steps, segment and float32 agree within bfloat16's rounding."""

@@ -28,7 +28,7 @@ class Args:
     """suite of the task"""
     task: int = 0
     """number of the task"""
-    steps: int = 80
+    steps: int = 60
     """number of pictures"""
 
 

@@ -31,15 +31,13 @@ SCHEDULING = (
     "--num-envs 64 --num-steps 64 --num-minibatches 8 --update-epochs 3 --learning-rate 1e-3 "
     "--gamma 1 --gae-lambda 0.98"
 )
-TASKS = {  # name: (script, steps, flags, what an edge says)
+TASKS = {  # name: (steps, flags, what an edge says)
     "Routes-v0": (
-        "ppo_graph",
         98_304,
         f'--env-id gnn_tasks:Routes-v0 --env-kwargs {{"most":12}} {SCHEDULING}',
         "how far its two cities are apart",
     ),
     "DagSchedule-v0": (
-        "ppo_graph",
         49_152,
         '--env-id envs:DagSchedule-v0 --env-kwargs {"num_jobs":10,"shaped":true} --autoregressive '
         "--num-envs 16 --num-steps 128 --num-minibatches 8 --update-epochs 3 --learning-rate 5e-4 "
@@ -47,7 +45,6 @@ TASKS = {  # name: (script, steps, flags, what an edge says)
         "its kind",
     ),
     "FlexibleJobShop-v0": (
-        "ppo_graph",
         49_152,
         "--env-id envs:FlexibleJobShop-v0 --action-head edges "
         f'--env-kwargs {{"jobs":[3,8],"machines":[3,6]}} {SCHEDULING}',
@@ -137,7 +134,7 @@ def main(args: Args) -> None:
         "CPU seconds of gine | of gin |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for task, (_, steps, _, edge) in TASKS.items():
+    for task, (steps, _, edge) in TASKS.items():
         found = [[runs[key] for key in sorted(runs) if key[:2] == (task, x)] for x in LAYERS]
         if not all(found):
             continue
@@ -150,9 +147,9 @@ def main(args: Args) -> None:
 
 def train(task: str, layer: str, seed: str, scale: float) -> tuple[float, float]:
     """(mean return of the greedy episodes, CPU seconds)"""
-    script, steps, flags, _ = TASKS[task]
+    steps, flags, _ = TASKS[task]
     command = [
-        *(sys.executable, str(ROOT / "cleanrl_graph" / f"{script}.py")),
+        *(sys.executable, str(ROOT / "cleanrl_graph" / "ppo_graph.py")),
         *shlex.split(flags.replace('"', '\\"')),
         *("--gnn", layer, "--seed", seed, "--total-timesteps", str(int(scale * steps))),
         *("--eval-episodes", "100", "--checkpoint-every", "0", "--checkpoint-minutes", "0"),

@@ -110,17 +110,9 @@ def load(
         return Run(panel or "", label or name, seed, *(x[keep] for x in curve), None, None, {})
     returns, ended = shown(column("return")), column("episodes")
     env = re.sub(r"^popgym-|-v\d+$", "", settings["env_id"].split(":")[-1])
-    return Run(
-        env if panel is None else panel,
-        label or settings["name"],
-        str(settings["seed"]),
-        column("step"),
-        column("wall_time"),
-        running_mean(returns, ended, args.episodes),
-        returns,
-        ended,
-        settings,
-    )
+    names = env if panel is None else panel, label or settings["name"], str(settings["seed"])
+    means = running_mean(returns, ended, args.episodes)
+    return Run(*names, column("step"), column("wall_time"), means, returns, ended, settings)
 
 
 def load_all(args: Args) -> list[Run]:

@@ -50,67 +50,54 @@ class Package(NamedTuple):
     notes: str  # what is theirs
 
 
-PACKAGES = (
-    Package(
-        "job-shop-lib",
-        "jobshoplib_*",
-        1,
-        True,
+NOTES = {  # what is theirs
+    "job-shop-lib": (
         "1.7.2 has arrays as large as the instance, pairs (job, machine) as actions, and what is "
         "allowed in info; [job_shop_lib_graphs.py](../../third_party/job_shop_lib_graphs.py) makes "
         "a Graph, an `action_mask` and the choice of a node of it. The action space lacks the last "
         "machine (start -1, but as many values as machines), so machine -1, which stands for the "
         "only one of an operation, is given. `MultiJobShopGraphEnv.reset(seed=...)` does not seed "
-        "the instances; the adapter does.",
+        "the instances; the adapter does."
     ),
-    Package(
-        "graph-jsp-env",
-        "graphjsp_*",
-        1,
-        True,
+    "graph-jsp-env": (
         '1.1.1 as it is, with the mask that `env_transform="mask"` offers, on ft06 (optimum 55; '
         "the return is "
         "minus the makespan); its constructor wants arrays, so "
         "[graph_jsp.py](../../third_party/graph_jsp.py) registers it. It calls what matplotlib 3.9 "
-        "removed, hence matplotlib 3.8. Its observation is a matrix.",
+        "removed, hence matplotlib 3.8. Its observation is a matrix."
     ),
-    Package(
-        "minigrid",
-        "minigrid_*",
-        3,
-        True,
+    "minigrid": (
         "the mission of 3.2.0 is a Text, which is read as words. Its own ImgObsWrapper and "
         "gymnasium's FilterObservation leave it out, its FlatObsWrapper makes numbers of it "
-        "([minigrid_wrapped.py](../../third_party/minigrid_wrapped.py)).",
+        "([minigrid_wrapped.py](../../third_party/minigrid_wrapped.py))."
     ),
-    Package(
-        "nasim",
-        "nasim_*",
-        1,
-        True,
+    "nasim": (
         "0.12.0 by `--env-id nasim:Tiny-v0`. Its action space derives from Discrete, and its "
         "`step` refuses NumPy's integers, hence the wrapper PythonInts. It is partially "
         "observed: the greedy policy without a memory repeats an action that changes nothing until "
-        "the step limit, sampled it wins.",
+        "the step limit, sampled it wins."
     ),
-    Package(
-        "ale-py",
-        "atari_*",
-        1,
-        True,
+    "ale-py": (
         "0.12.1 brings the games along; [atari.py](../../../cleanrl_graph/envs/atari.py) needs "
         "opencv too. Return and length are those of whole games; the reward that is learned from "
         "is its sign, and a life is an episode. `--obs-shifts -3:0` stores each frame once, 7,056 "
-        "bytes a step; four frames in one observation (`frames`) take 28,224.",
+        "bytes a step; four frames in one observation (`frames`) take 28,224."
     ),
-    Package(
-        "popgym",
-        "popgym_*",
-        48,
-        False,
+    "popgym": (
         "1.0.7 registers 48 environments with mazelib (`popgym[navigation]`) and 42 without, and "
-        "spells VelocityOnlyCartpole unlike its other CartPoles.",
+        "spells VelocityOnlyCartpole unlike its other CartPoles."
     ),
+}
+PACKAGES = tuple(
+    Package(*row, NOTES[row[0]])
+    for row in (
+        ("job-shop-lib", "jobshoplib_*", 1, True),
+        ("graph-jsp-env", "graphjsp_*", 1, True),
+        ("minigrid", "minigrid_*", 3, True),
+        ("nasim", "nasim_*", 1, True),
+        ("ale-py", "atari_*", 1, True),
+        ("popgym", "popgym_*", 48, False),
+    )
 )
 
 

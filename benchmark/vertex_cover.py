@@ -20,12 +20,7 @@ import tyro
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from cleanrl_graph.envs.vertex_cover import (  # noqa: E402
-    VertexCoverEnv,
-    greedy_cost,
-    random_instance,
-    test_set,
-)
+from cleanrl_graph.envs.vertex_cover import VertexCoverEnv, greedy_cost, random_instance, test_set  # noqa: E402  # noqa: E402
 
 SUITES = {name: entries[0]["nodes"][0] for name, entries in VertexCoverEnv.eval_suites.items()}
 SAMPLES = 16

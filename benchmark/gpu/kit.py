@@ -104,16 +104,9 @@ def output_of(*command: str) -> str:
 
 def machine(args: Args) -> dict:
     """Hardware, versions and commit, for the files."""
-    about = {
-        "dry": args.dry,
-        "gpu": None,
-        "cpu": cpu_name(),
-        "cpus": num_cpus(),
-        "system": platform.system(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "commit": args.commit or commit_of(ROOT),
-    }
+    about = {"dry": args.dry, "gpu": None, "cpu": cpu_name(), "cpus": num_cpus()}
+    about |= {"system": platform.system(), "python": platform.python_version()}
+    about |= {"torch": torch.__version__, "commit": args.commit or commit_of(ROOT)}
     for name in PACKAGES:
         try:
             about[name] = version(name)
@@ -121,13 +114,9 @@ def machine(args: Args) -> dict:
             about[name] = "missing"
     if not args.dry:
         driver = output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-        about |= {
-            "gpu": torch.cuda.get_device_name(),
-            "gpus": torch.cuda.device_count(),
-            "driver": driver,
-            "cuda": torch.version.cuda,
-            "cudnn": torch.backends.cudnn.version(),
-        }
+        about |= {"gpu": torch.cuda.get_device_name(), "gpus": torch.cuda.device_count()}
+        about |= {"driver": driver, "cuda": torch.version.cuda}
+        about["cudnn"] = torch.backends.cudnn.version()
     return about
 
 

@@ -39,33 +39,28 @@ class Task(NamedTuple):
     workers: bool = True  # whether workers step 512 environments and more
 
 
+def both(flags: str) -> dict[str, str]:
+    """Of the script and of the compiled one."""
+    return {"ppo_graph": flags, "ppo_graph_compile": flags}
+
+
+LEANRL = "LeanRL ppo_continuous_action_torchcompile.py"
 TASKS = {
-    "CartPole-v1": Task(
-        "CartPole-v1", {"ppo_graph": SMALL, "ppo_graph_compile": SMALL}, ("CleanRL ppo.py",), False
-    ),
-    "PoissonGraph-v0": Task("envs:PoissonGraph-v0", {"ppo_graph": "", "ppo_graph_compile": ""}),
+    "CartPole-v1": Task("CartPole-v1", both(SMALL), ("CleanRL ppo.py",), False),
+    "PoissonGraph-v0": Task("envs:PoissonGraph-v0", both("")),
     "StatelessCartPole-v1": Task(
         MEMORY,
         {"ppo_framestack": SMALL, "ppo_lstm_sparse": f"{SMALL} --prev-action", "ppo_gtrxl": TRXL},
         ("CleanRL ppo_trxl.py",),
         False,
     ),
-    "JobShop-v0": Task("envs:JobShop-v0", {"ppo_graph": LARGE, "ppo_graph_compile": LARGE}),
+    "JobShop-v0": Task("envs:JobShop-v0", both(LARGE)),
     "GraphExplore-v0": Task("envs:GraphExplore-v0", {"ppo_lstm_sparse": "", "ppo_graph": ""}),
     "PixelMemory-v0": Task(
         "pixel_memory:PixelMemory-v0",
-        {
-            "ppo_gtrxl": "--num-layers 1 --gate none --activation relu",
-            "ppo_graph": "--activation relu",
-            "ppo_graph_compile": "--activation relu",
-        },
+        {"ppo_gtrxl": "--num-layers 1 --gate none --activation relu"} | both("--activation relu"),
     ),
-    "Pendulum-v1": Task(
-        "Pendulum-v1",
-        {"ppo_graph": SMALL, "ppo_graph_compile": SMALL},
-        ("LeanRL ppo_continuous_action_torchcompile.py",),
-        False,
-    ),
+    "Pendulum-v1": Task("Pendulum-v1", both(SMALL), (LEANRL,), False),
 }
 # later tensordicts than LeanRL was written for give the copy of the network that acts parameters
 # that need gradients
@@ -222,7 +217,7 @@ def leanrl(args: kit.Args, num_envs: int, num_steps: int, folder: Path) -> tuple
 PEERS = {
     "CleanRL ppo.py": cleanrl_ppo,
     "CleanRL ppo_trxl.py": cleanrl_trxl,
-    "LeanRL ppo_continuous_action_torchcompile.py": leanrl,
+    LEANRL: leanrl,
 }
 
 

@@ -143,10 +143,8 @@ def train(training: Training, results: kit.Results, args: kit.Args, deadline: fl
     shutil.copy(model, out / f"{training.name}.pt")
     returns = np.array([ret for _, _, ret, _ in episodes])
     seconds = episodes[-1][1] if episodes else None
-    figures = {
-        "steps": updates[-1][0],
-        "seconds": seconds,
-        "SPS": updates[-1][1],
+    figures = {"steps": updates[-1][0], "seconds": seconds, "SPS": updates[-1][1]}
+    figures |= {
         "GPU memory, GB": noted["gpu_gb"],
         "episodes": len(returns),
         "mean of the last 100": float(returns[-100:].mean()) if len(returns) else None,

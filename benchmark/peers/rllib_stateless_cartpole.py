@@ -95,21 +95,15 @@ def main(args):
     ray.init(num_cpus=num_env_runners + 1, include_dashboard=False, log_to_driver=False)
     ModelCatalog.register_custom_model("framestack", TorchFrameStackingCartPoleModel)
     register_env("masked_cartpole", lambda config: masked_cartpole(args.limit))
+    num_envs = args.num_envs // max(num_env_runners, 1)
+    model = MODELS[args.model] | {"vf_share_layers": True, "max_seq_len": args.max_seq_len}
     algorithm = (
         PPOConfig()
         .api_stack(enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False)
         .environment("masked_cartpole", disable_env_checking=True)
         .framework("torch")
-        .env_runners(
-            num_env_runners=num_env_runners,
-            num_envs_per_env_runner=args.num_envs // max(num_env_runners, 1),
-        )
-        .training(
-            lr=args.lr,
-            num_epochs=5,
-            vf_loss_coeff=0.0001,
-            model=MODELS[args.model] | {"vf_share_layers": True, "max_seq_len": args.max_seq_len},
-        )
+        .env_runners(num_env_runners=num_env_runners, num_envs_per_env_runner=num_envs)
+        .training(lr=args.lr, num_epochs=5, vf_loss_coeff=0.0001, model=model)
         .reporting(metrics_num_episodes_for_smoothing=100)
         .debugging(seed=args.seed, logger_creator=lambda config: NoopLogger(config, ""))
         .build()

@@ -128,29 +128,19 @@ class NodePolicy(MaskableMultiInputActorCriticPolicy):
 
 def main(args):
     batch_size = args.num_envs * args.num_steps
-    make = lambda: Monitor(PadGraph(gym.make(full_id(args.env_id), disable_env_checker=True)))  # noqa: E731
-    model = MaskablePPO(
-        NodePolicy,
-        DummyVecEnv([make] * args.num_envs),
-        seed=args.seed,
-        learning_rate=lambda remaining: args.learning_rate * remaining,
-        n_steps=args.num_steps,
-        batch_size=batch_size // args.num_minibatches,
-        n_epochs=args.update_epochs,
-        gamma=args.gamma,
-        gae_lambda=args.gae_lambda,
-        clip_range=args.clip_coef,
-        clip_range_vf=args.clip_coef,
-        ent_coef=args.ent_coef,
-        vf_coef=args.vf_coef,
-        max_grad_norm=args.max_grad_norm,
-        device="auto" if args.cuda else "cpu",
-        policy_kwargs={
-            "features_extractor_class": GraphExtractor,
-            "features_extractor_kwargs": {"args": args},
-            "ortho_init": False,  # GraphAgent initialises itself
-        },
+    make = lambda: Monitor(PadGraph(gym.make(full_id(args.env_id), disable_env_checker=True)))
+    network = dict(
+        features_extractor_class=GraphExtractor, features_extractor_kwargs={"args": args}
     )
+    network["ortho_init"] = False  # GraphAgent initialises itself
+    same = ("gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm", "seed")
+    settings = {name: getattr(args, name) for name in same}
+    settings |= dict(clip_range=args.clip_coef, clip_range_vf=args.clip_coef)
+    settings |= dict(n_steps=args.num_steps, n_epochs=args.update_epochs, policy_kwargs=network)
+    settings |= dict(learning_rate=lambda remaining: args.learning_rate * remaining)
+    settings |= dict(batch_size=batch_size // args.num_minibatches)
+    settings |= dict(device="auto" if args.cuda else "cpu")
+    model = MaskablePPO(NodePolicy, DummyVecEnv([make] * args.num_envs), **settings)
     total_timesteps = args.total_timesteps // batch_size * batch_size
     start_time = time.perf_counter()
     model.learn(total_timesteps)

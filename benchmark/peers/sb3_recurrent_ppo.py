@@ -76,27 +76,12 @@ class Curve(BaseCallback):
 def main(args):
     start_time = time.perf_counter()
     envs = VecNormalize(DummyVecEnv([lambda: masked_cartpole(args.limit)] * 8), gamma=0.98)
-    model = RecurrentPPO(
-        "MlpLstmPolicy",
-        envs,
-        seed=args.seed,
-        device="cpu",
-        n_steps=32,
-        batch_size=256,
-        n_epochs=20,
-        gamma=0.98,
-        gae_lambda=0.8,
-        ent_coef=0.0,
-        learning_rate=lambda remaining: 0.001 * remaining,
-        clip_range=lambda remaining: 0.2 * remaining,
-        policy_kwargs={
-            "ortho_init": False,
-            "activation_fn": nn.ReLU,
-            "lstm_hidden_size": 64,
-            "enable_critic_lstm": True,
-            "net_arch": {"pi": [64], "vf": [64]},
-        },
-    )
+    network = dict(ortho_init=False, activation_fn=nn.ReLU, net_arch={"pi": [64], "vf": [64]})
+    network |= dict(lstm_hidden_size=64, enable_critic_lstm=True)
+    settings = dict(n_steps=32, batch_size=256, n_epochs=20, gamma=0.98, gae_lambda=0.8)
+    settings |= dict(ent_coef=0.0, learning_rate=lambda remaining: 0.001 * remaining)
+    settings |= dict(clip_range=lambda remaining: 0.2 * remaining, policy_kwargs=network)
+    model = RecurrentPPO("MlpLstmPolicy", envs, seed=args.seed, device="cpu", **settings)
     print(f"set-up {time.perf_counter() - start_time:.1f} s")
     with open(args.out, "w", newline="") as file:
         curve = Curve(args, file)

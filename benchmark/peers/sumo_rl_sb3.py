@@ -61,15 +61,9 @@ class Lights(VecEnv):
         self.net, self.own_routes, self.begin, self.end = traffic.read_config(MAP)
         self.rng = np.random.default_rng(seed)
         self.hours = 0
-        self.env = SumoEnvironment(
-            self.net,
-            self.own_routes,
-            begin_time=self.begin,
-            num_seconds=self.end - self.begin,
-            sumo_warnings=False,
-            add_system_info=False,
-            add_per_agent_info=False,
-        )
+        quiet = dict(sumo_warnings=False, add_system_info=False, add_per_agent_info=False)
+        hour = dict(begin_time=self.begin, num_seconds=self.end - self.begin)
+        self.env = SumoEnvironment(self.net, self.own_routes, **hour, **quiet)
         self.names = self.env.ts_ids
         super().__init__(
             len(self.names),
@@ -137,22 +131,10 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         lights = Lights(folder, args.seed)
         started = time.perf_counter()
-        model = PPO(
-            "MlpPolicy",
-            lights,
-            gamma=0.95,
-            n_steps=256,
-            ent_coef=0.0905168,
-            learning_rate=0.00062211,
-            vf_coef=0.042202,
-            max_grad_norm=0.9,
-            gae_lambda=0.99,
-            n_epochs=5,
-            clip_range=0.3,
-            batch_size=256,
-            seed=args.seed,
-            device="cpu",
-        )
+        settings = dict(gamma=0.95, n_steps=256, ent_coef=0.0905168, learning_rate=0.00062211)
+        settings |= dict(vf_coef=0.042202, max_grad_norm=0.9, gae_lambda=0.99, n_epochs=5)
+        settings |= dict(clip_range=0.3, batch_size=256, seed=args.seed, device="cpu")
+        model = PPO("MlpPolicy", lights, **settings)
         model.learn(args.total_timesteps)
         minutes = round((time.perf_counter() - started) / 60, 1)
         rows = []

@@ -60,12 +60,12 @@ class Args:
     """tasks of each suite"""
     models: tuple[str, ...] = ()
     """NAME=model.pt beside those of --runs"""
-    modes: tuple[str, ...] = ("sampled", "greedy")
-    """how policies act: moves are sampled, or the most likely ones"""
     runs: str = str(ROOT / "runs" / "pogema")
     """folder of the runs of pogema.sh"""
     results: str = str(RESULTS)
     """folder of the tables"""
+    modes: tuple[str, ...] = ("sampled", "greedy")
+    """how policies act: moves are sampled, or the most likely ones"""
 
 
 def systems_of(args: Args) -> list[tuple[str, str, str, str]]:

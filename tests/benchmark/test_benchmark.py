@@ -23,6 +23,7 @@ import torch
 import tyro
 import yaml
 from helpers import small_args
+from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +31,7 @@ BENCHMARK = ROOT / "benchmark"
 sys.path[:0] = [str(BENCHMARK), *(str(BENCHMARK / name) for name in ("speed", "peers", "pogema"))]
 import cp_sat  # noqa: E402
 import dag_schedule  # noqa: E402
+import film  # noqa: E402
 import fingerprint  # noqa: E402
 import flexible_job_shop  # noqa: E402
 import gnn_tasks  # noqa: E402
@@ -1329,6 +1331,13 @@ def saved(path, **flags):
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save({"model": agent.state_dict(), "args": vars(args), "script": args.exp_name}, path)
     return str(path)
+
+
+def test_film(short_suites, tmp_path):
+    model = saved(tmp_path / "model.pt")
+    film.main(film.Args(model, str(tmp_path / "film.gif"), "random_8", steps=3))
+    with Image.open(tmp_path / "film.gif") as picture:
+        assert picture.n_frames == 3 and picture.width > 2 * 200
 
 
 def test_scores_are_played_once(short_suites, tmp_path, monkeypatch):

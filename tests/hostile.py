@@ -793,7 +793,8 @@ joint = dict(observation=with_mask(MultiBinary((10, 10))))
 said = "head auto: .* or with --autoregressive as many for each value of the part"
 action("a mask of pairs", spaces.MultiDiscrete([10, 10]), said, **joint)
 of_both = dict(observation=GRAPH, flags="--action-head nodes")
-action("a node beside numbers", beside, "--action-head nodes needs Discrete.*Box", **of_both)
+action("a node beside numbers", spaces.Tuple((spaces.Discrete(99), vector(1))), **of_both)
+action("numbers that are no nodes", vector(1), "--action-head nodes needs Discrete.*Box", **of_both)
 starts = [{"b": 0}, {"b": 7}]
 for name, space, kwargs in [
     ("bounds", lambda b: vector(2, low=-b, high=b), [{"b": 0.1}, {"b": 5.0}]),

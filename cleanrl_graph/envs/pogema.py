@@ -563,21 +563,9 @@ class PogemaEnv(gym.Env):
         grid, place = self.grid, self.place
         num = len(place)
         nodes = np.zeros((num, len(PLANES) * VIEW + len(FEATURES)), np.float32)
-        planes = nodes[:, : len(PLANES) * VIEW].reshape(num, len(PLANES), VIEW)
-        cells = place[:, None] + window(grid.width)
-        planes[:, 0] = grid.wall[cells]
-        other = self.occupant[cells]
-        other[:, VIEW // 2] = -1  # oneself
-        is_robot = other >= 0
-        planes[:, 1] = is_robot
-        planes[:, 2] = np.sign(np.arange(num)[:, None] - other) * is_robot
         is_open = grid.is_free[place[:, None] + grid.steps]
-        if self.cost_to_go:
-            costs = grid.costs[grid.rows(self.goal)[:, None], cells]
-            planes[:, 3] = ((self.to_go[:, :1] - costs) / 10).clip(-1, 1)
-            is_nearer = (self.to_go[:, 1:] < self.to_go[:, :1]) & is_open[:, 1:]
-            wanted = is_nearer @ np.array(MOVES[1:])  # [robots, 2]
-            planes[:, 4:] = (wanted[other] * is_robot[:, :, None]).transpose(0, 2, 1)
+        planes = nodes[:, : len(PLANES) * VIEW].reshape(num, len(PLANES), VIEW)
+        self.draw_planes(planes, is_open)
         row, column = np.divmod(place, grid.width)
         goal_row, goal_column = np.divmod(self.goal, grid.width)
         way = np.stack([goal_row - row, goal_column - column], 1)
@@ -596,6 +584,23 @@ class PogemaEnv(gym.Env):
             "node_ids": np.arange(num),
             "action_mask": is_open.astype(np.int8),
         }
+
+    def draw_planes(self, planes, is_open):
+        """Fills `planes`, float32 [robots, len(PLANES), 121], zeros."""
+        grid = self.grid
+        cells = self.place[:, None] + window(grid.width)
+        planes[:, 0] = grid.wall[cells]
+        other = self.occupant[cells]
+        other[:, VIEW // 2] = -1  # oneself
+        is_robot = other >= 0
+        planes[:, 1] = is_robot
+        planes[:, 2] = np.sign(np.arange(len(cells))[:, None] - other) * is_robot
+        if self.cost_to_go:
+            costs = grid.costs[grid.rows(self.goal)[:, None], cells]
+            planes[:, 3] = ((self.to_go[:, :1] - costs) / 10).clip(-1, 1)
+            is_nearer = (self.to_go[:, 1:] < self.to_go[:, :1]) & is_open[:, 1:]
+            wanted = is_nearer @ np.array(MOVES[1:])  # [robots, 2]
+            planes[:, 4:] = (wanted[other] * is_robot[:, :, None]).transpose(0, 2, 1)
 
     def links(self, row, column):
         """(edges float32 [e, 4], edge_links int64 [e, 2])"""

@@ -214,7 +214,7 @@ def test_first_update(edges, tmp_path, monkeypatch):
         torch.testing.assert_close(small[name].flatten(), expected, rtol=0, atol=1e-5)
     minibatch = {"newlogprob": "new_log_prob", "entropy": "entropy", "newvalue": "new_value"}
     small_order = np.argsort(small["mb"])
-    large_order = np.argsort(large["idx"])
+    large_order = np.argsort(large["mb"])
     for name, name_there in minibatch.items():
         found = small[name][small_order]
         torch.testing.assert_close(found, large[name_there][large_order], rtol=0, atol=1e-5)

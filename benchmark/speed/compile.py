@@ -108,7 +108,7 @@ class System:
     def learn(self, k: int) -> None:
         """Learns from the next minibatch."""
         idx, inputs = next(self.minibatches)
-        mb = ppo_graph.to_device(idx, self.device)
+        mb = torch.as_tensor(idx, device=self.device)
         loss, _ = self.loss_of(*inputs, self.rollout[mb], self.scales)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.agent.parameters(), self.args.max_grad_norm)

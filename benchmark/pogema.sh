@@ -3,7 +3,7 @@
 # 128 tasks of each setting of the benchmark, lifelong and one-shot, also in a warehouse with 192 robots, which is never
 # trained on; beside rules and beside the benchmark's raw data, which benchmark/pogema/raw_data.py reads. Ablations on the
 # first seed, a quarter of the steps each: no links between robots, no cost-to-go, one reward for all robots. A run is one
-# process: 17 minutes of an idle core. What is finished is never run again, and a run that was stopped goes on from
+# process: 17 to 21 minutes of a core. What is finished is never run again, and a run that was stopped goes on from
 # its last checkpoint.
 #
 #     bash benchmark/pogema.sh [FLAGS OF run.py]
@@ -42,15 +42,12 @@ for part in $PARTS; do
         scores)
             [ -z "$DATA" ] || "$PYTHON" benchmark/pogema/raw_data.py --data "$DATA"
             "$PYTHON" benchmark/pogema/scores.py
+            "$PYTHON" benchmark/pogema/scores.py --cost
             "$PYTHON" benchmark/report.py --table $TABLE --skip --systems \
                 "ppo_graph_agents.py=agents_*" "the same, a quarter of the steps=short_*" "no links between robots=no_links_*" \
                 "no cost-to-go=no_cost_*" "one reward for all robots=joint_*" --columns steps SPS final \
                 --note "The return is the sum over an episode of the robots' mean reward, on tasks of the training. Throughputs:
-tables.md. The last three have a quarter of the steps, too. A second of an idle core is 260 steps, of 36 robots on average, of which
-environments take 10%; the process has 0.67 GB." \
-                "Tried on seed 101, 100,000 steps, 32 tasks of random 32, mazes 32 and random 64: without the planes of steps to the goal and
-of where robots want to go, and twice the steps, 1.61, 0.74, 1.49; with them 1.68, 0.72, 1.79; gamma 0.98 in place of 0.95 1.83, 0.95,
-2.31; gamma 0.99 1.73, 0.92, 2.27. What limits it: more steps still help, and robots that meet in a corridor find a way out by chance
-(greedy ones often none)." ;;
+tables.md. The last three have a quarter of the steps, too." \
+                "What limits it: more steps still help, and robots that block each other find a way out by chance, greedy ones often none." ;;
     esac
 done

@@ -251,8 +251,8 @@ def complete(args: Args, leaves: list["Leaf"]) -> None:
     """Sets the flags that are computed in runtime, and those that do not fit."""
     args.num_iterations = args.total_timesteps // (args.num_envs * args.num_steps * WORLD_SIZE)
     if args.update_epochs is None:
-        seen, _ = critic_only(leaves, args)
-        args.update_epochs = 4 if args.state_per_node and id_group(seen) else 8
+        has_ids = any(leaf.path == "node_ids" for leaf in leaves)
+        args.update_epochs = 4 if args.state_per_node and has_ids else 8
 
 
 class UsageError(ValueError):

@@ -1333,6 +1333,16 @@ def saved(path, **flags):
     return str(path)
 
 
+def test_cost_of_a_training():
+    """Seconds of environments are counted, and their class is as before."""
+    step = PogemaEnv.step
+    text = scores.cost(num_steps=512)
+    found = re.search(r"is (\d+) steps or ([\d,]+) of single robots; .* take (\d+)% of it", text)
+    steps, robots, share = (int(number.replace(",", "")) for number in found.groups())
+    assert 8 * steps < robots < 64 * steps and 0 < share < 100
+    assert PogemaEnv.step is step
+
+
 def test_film(short_suites, tmp_path):
     model = saved(tmp_path / "model.pt")
     film.main(film.Args(model, str(tmp_path / "film.gif"), "random_8", steps=3))

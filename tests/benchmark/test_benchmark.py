@@ -591,6 +591,10 @@ def test_figures_of_a_table(results):
         }
         assert figures == pytest.approx(expected), s
     rows = report.table(groups, args)
+    only = report.table(groups, dataclasses.replace(args, target_panel="B"))
+    for found in rows, only:  # a target of one panel says nothing of the others
+        targets = {line[0] for line in found[1:] if line[found[0].index("steps to 600")]}
+        assert targets == ({"A", "B"} if found is rows else {"B"})
     row = dict(zip(rows[0], rows[1]))
     assert row["final"] == "910.0 ± 262.7"  # 455, 910, 1365: standard deviation 455 over sqrt(3)
     assert row["greedy"] == "2.500 ± 0.577"

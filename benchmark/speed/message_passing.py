@@ -1,31 +1,32 @@
-"""What a minibatch costs in two checkouts of this repository, in turns A B A B: seconds, and memory
-for a graph of 100,000 nodes.
+"""Message passing of services/layers.py against PyG's own layers, which a script alone uses: loss
+and gradient of a minibatch, and time and memory of one large graph.
 
-    git worktree add ../old f06383d
-    python benchmark/speed/message_passing.py --old ../old --new . \
+    python benchmark/speed/message_passing.py \
         --out benchmark/results/speed/tables.md#message_passing
-    # a try
-    python benchmark/speed/message_passing.py --old ../old --new . --turns 3 --size 50
+    python benchmark/speed/message_passing.py --repeats 2 --size 50              # does it run?
 
-Each side is a process of its own with one thread of torch, which waits while another one has its
-turn. All have the same weights and the same observations, and their losses are compared. A turn is
-the whole minibatch: observations gathered, loss, gradient and Adam's step; or one step of acting.
+Both have the same weights and observations and take turns A B A B ..., with one thread of torch;
+figures are medians. The large graph has ten edges a node; each way is measured in a process of its
+own, and its memory is what the peak adds.
 """
 
-import contextlib
-import json
-import os
-import subprocess
-import sys
+import multiprocessing
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 import tyro
+from common import report, rollout, turns
+from gymnasium import spaces
 
-LAYERS = ("gine", "gin")  # to compare in the new checkout
-CASES = {  # name: (steps of a minibatch, flags)
+from cleanrl_graph import ppo_graph
+from cleanrl_graph.services.process import patched
+
+CASES = {  # steps of a minibatch, flags
     "JobShop-v0": (1024, {"env_kwargs": {"jobs": [3, 10], "machines": [3, 10]}}),
     "PoissonGraph-v0": (2048, {"gnn_layers": 2}),
 }
@@ -33,221 +34,97 @@ CASES = {  # name: (steps of a minibatch, flags)
 
 @dataclass
 class Args:
-    old: Path
-    """folder of the first checkout"""
-    new: Path = Path(".")
-    """folder of the second checkout"""
-    turns: int = 15
-    """turns of each side"""
+    repeats: int = 15
+    """measurements of each"""
     size: int = 1000
-    """thousands of edges of the large graph, which has a tenth as many nodes"""
-    core: int | None = 0
-    """CPU core that all sides run on; none: any"""
+    """thousands of edges of the large graph"""
     out: str | None = None
     """file that receives the same markdown, below the command and the machine"""
 
 
-class Side:
-    """A process that measures one checkout when it is asked to."""
-
-    def __init__(self, checkout: Path, case: dict, core: int | None):
-        pin = [] if core is None else ["taskset", "-c", str(core)]
-        self.process = subprocess.Popen(
-            [*pin, sys.executable, __file__, "side", str(checkout.resolve()), json.dumps(case)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-        self.read()
-
-    def read(self) -> dict:
-        for line in self.process.stdout:
-            if line.startswith("{"):
-                return json.loads(line)
-        raise SystemExit("a side has ended")
-
-    def turn(self) -> dict:
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        return self.read()
-
-    def close(self) -> None:
-        self.process.stdin.close()
-        self.process.wait()
-
-
-def main(args: Args) -> None:
-    from common import commit_of, report
-
-    lines = [
-        f"Old is {commit_of(args.old)}, new is {commit_of(args.new)}.",
-        "",
-        "| minibatch | layer | steps | nodes | edges | old, ms | new, ms | old / new, all turns "
-        "| acting, old / new | difference of losses |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for name, (steps, flags) in CASES.items():
-        flags = flags | {"env_id": f"cleanrl_graph.envs:{name}", "num_envs": 64, "steps": steps}
-        sides = {"old": Side(args.old, flags, args.core)}
-        for layer in LAYERS:
-            sides[layer] = Side(args.new, flags | {"gnn": layer}, args.core)
-        results = {side: [] for side in sides}
-        for turn in range(args.turns + 1):
-            for side in list(sides)[:: 1 if turn % 2 else -1]:
-                results[side].append(sides[side].turn())
-        for side in sides.values():
-            side.close()
-        first = {side: turns[0] for side, turns in results.items()}
-        update, act = {}, {}
-        for side, turns in results.items():
-            update[side] = 1000 * np.array([turn["update"] for turn in turns[1:]])
-            act[side] = 1000 * np.array([turn["act"] for turn in turns[1:]])
-        for layer in LAYERS:
-            ratios = np.sort(update["old"] / update[layer])
-            acting = np.median(act["old"] / act[layer])
-            differs = abs(first["old"]["loss"] - first[layer]["loss"])
-            cells = [name, layer, steps, *(f"{first[layer][x]:,}" for x in ("nodes", "edges"))]
-            cells += [f"{np.median(update[side]):.1f}" for side in ("old", layer)]
-            cells.append(f"**{np.median(ratios):.2f}** ({ratios[0]:.2f} to {ratios[-1]:.2f})")
-            cells += [f"{acting:.2f}", "another network" if layer == "gin" else f"{differs:.1e}"]
-            lines.append("| " + " | ".join(map(str, cells)) + " |")
-    lines += [
-        "",
-        f"One graph of {100 * args.size:,} nodes and {1000 * args.size:,} edges with 4 features, "
-        "three layers of width 64, loss and gradient:",
-        "",
-        "| | memory beyond that of the process before, MB | of old | seconds |",
-        "| --- | --- | --- | --- |",
-    ]
-    base = None
-    for name, checkout in (("old", args.old), ("new", args.new)):
-        side = Side(checkout, {"large": args.size}, args.core)
-        result = side.turn()
-        side.close()
-        base = base or result["megabytes"]
-        lines.append(
-            f"| {name} | {result['megabytes']:,.0f} | {result['megabytes'] / base:.2f} | "
-            f"{result['seconds']:.1f} |"
-        )
-    report("\n".join(lines), args.out)
-
-
-def side(checkout: str, case: dict) -> None:
-    """Measures whenever a line comes."""
-    sys.path[0] = checkout
-    import torch
-
-    from cleanrl_graph import ppo_graph
-
-    torch.set_num_threads(1)
+def minibatch(name: str, gnn: str, repeats: int) -> list[object]:
+    """The row of a table."""
+    steps, flags = CASES[name]
+    args = ppo_graph.Args(env_id=f"cleanrl_graph.envs:{name}", gnn=gnn, num_envs=64, **flags)
     torch.manual_seed(1)
-    turn = large_graph(ppo_graph, case["large"]) if "large" in case else minibatch(ppo_graph, case)
-    print("{}", flush=True)
-    for _ in sys.stdin:
-        print(json.dumps(turn()), flush=True)
+    (ours,), memory, _ = rollout(ppo_graph, args, steps // args.num_envs)
+    envs = ppo_graph.Envs([partial(ppo_graph.make_env, args, 0)])
+    pyg = ppo_graph.Agent(envs.leaves, envs.action_space, args)
+    pyg.load_state_dict(ours.state_dict())
+    ((_, (obs, actions)),) = memory.minibatches(np.random.default_rng(1), 1)
+    losses = []
 
-
-def layers_of(ppo_graph):
-    """A context in which the script makes the layers of a training: the faster ones of the
-    services. Older checkouts make them anyway."""
-    try:
-        from cleanrl_graph.services.process import patched
-    except ModuleNotFoundError:
-        return contextlib.nullcontext()
-    return patched(ppo_graph)
-
-
-def minibatch(ppo_graph, case: dict):
-    import torch
-
-    steps = case.pop("steps")
-    args = ppo_graph.Args(**case, num_steps=steps // case["num_envs"])
-    makers = [lambda i=i: ppo_graph.make_env(args, i) for i in range(args.num_envs)]
-    envs = ppo_graph.Envs(makers)
-    with layers_of(ppo_graph):
-        agent = ppo_graph.Agent(envs.leaves, envs.action_space, args)
-    storage = ppo_graph.Storage(envs.leaves, torch.device("cpu"))
-    optimizer = torch.optim.Adam(agent.parameters(), lr=1e-6, fused=True)
-    step = envs.reset(1)
-    actions = []
-    rng = np.random.default_rng(1)
-    for _ in range(args.num_steps):
-        obs = storage.append(step.obs)
-        if "action_mask" in obs:
-            mask = obs["action_mask"]  # the same actions in all checkouts
-            allowed = [np.flatnonzero(own) for own in np.split(mask.values.numpy(), mask.ptr[1:-1])]
-            action = torch.tensor([[rng.choice(rows)] for rows in allowed]).float()
-        else:
-            action = torch.from_numpy(rng.integers(envs.action_space.n, size=(args.num_envs, 1)))
-        actions.append(action)
-        step = envs.step(action.long().flatten().tolist())
-    actions = torch.cat(actions)
-    idx = rng.permutation(steps)
-    last = step.obs
-
-    def turn() -> dict:
-        start = time.perf_counter()
-        obs = storage.gather(idx)[0]
-        _, log_prob, entropy, value = agent(obs, {"": actions[torch.from_numpy(idx)]})
-        loss = (log_prob.mean() + 0.01 * entropy.mean() + value.square().mean()).float()
-        optimizer.zero_grad()
+    def loss_and_gradient(agent: ppo_graph.Agent) -> None:
+        agent.zero_grad()
+        _, log_prob, entropy, value = agent(obs, actions)
+        loss = log_prob.mean() + 0.01 * entropy.mean() + value.square().mean()
         loss.backward()
-        optimizer.step()
-        updated = time.perf_counter()
-        with torch.no_grad():
-            agent(storage.batch(last_tensors))
-        acted = time.perf_counter()
-        sizes = {x: len(obs[f"graph.{x}"].values) for x in ("nodes", "edge_links")}
-        sizes["edges"] = sizes.pop("edge_links")
-        return {"update": updated - start, "act": acted - updated, "loss": loss.item()} | sizes
+        losses.append(loss.item())
 
-    last_tensors = ppo_graph.Flat([torch.from_numpy(array) for array in last.values], last.counts)
-    return turn
+    ms = turns([partial(loss_and_gradient, agent) for agent in (pyg, ours)], repeats)
+    ratios = np.sort(ms[:, 0] / ms[:, 1])
+    spread = f"**{np.median(ratios):.2f}** ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+    sizes = [f"{len(obs[f'graph.{part}'].values):,}" for part in ("nodes", "edge_links")]
+    medians = [f"{value:.1f}" for value in np.median(ms, 0)]
+    return [name, gnn, steps, *sizes, *medians, spread, f"{abs(losses[0] - losses[1]):.1e}"]
 
 
-def large_graph(ppo_graph, size: int):
-    import torch
-    from gymnasium import spaces
-
+def large_graph(size: int, fast: bool) -> tuple[float, float]:
+    """MB beyond those of the process before, and seconds, of an encoder's forward and backward."""
+    torch.set_num_threads(1)
     rng = np.random.default_rng(1)
     num_nodes, num_edges = 100 * size, 1000 * size
     space = spaces.Graph(spaces.Box(-1, 1, (8,)), spaces.Box(-1, 1, (4,)))
+    leaves = ppo_graph.leaves_of(space)
     values = {
         "nodes": rng.normal(size=(num_nodes, 8)).astype(np.float32),
         "edge_links": rng.integers(num_nodes, size=(num_edges, 2)).astype(np.int32),
         "edges": rng.normal(size=(num_edges, 4)).astype(np.float32),
     }
-    leaves = ppo_graph.leaves_of(space)
-    with layers_of(ppo_graph):
+    arrays = [values[leaf.path.split(".")[-1]] for leaf in leaves]
+    counts = {leaf.group: np.array([len(array)]) for leaf, array in zip(leaves, arrays)}
+    with patched(ppo_graph) if fast else nullcontext():
         encoder = ppo_graph.Encoder(leaves, ppo_graph.Args())
     storage = ppo_graph.Storage(leaves, torch.device("cpu"))
-    counts, arrays = {"": np.ones(1, np.int64)}, []
-    for leaf in leaves:
-        arrays.append(values[leaf.path.split(".")[-1]])
-        counts[leaf.group] = np.array([len(arrays[-1])])
-    obs = storage.append(ppo_graph.Flat(arrays, counts))
-
-    def turn() -> dict:
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-        before = memory("VmRSS")
-        start = time.perf_counter()
-        features = encoder(obs)[0]
-        features.sum().backward()
-        seconds = time.perf_counter() - start
-        return {"megabytes": (memory("VmHWM") - before) / 1000, "seconds": seconds}
-
-    return turn
+    obs = storage.append(ppo_graph.Flat(arrays, counts | {"": np.ones(1, np.int64)}))
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = megabytes("VmRSS")
+    start = time.perf_counter()
+    encoder(obs)[0].sum().backward()
+    return megabytes("VmHWM") - before, time.perf_counter() - start
 
 
-def memory(name: str) -> int:
-    """kB of this process."""
-    line = next(row for row in Path("/proc/self/status").read_text().splitlines() if name in row)
-    return int(line.split()[1])
+def megabytes(name: str) -> float:
+    """MB of this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if name in line).split()[1]) / 1000
+
+
+def main(args: Args) -> None:
+    torch.set_num_threads(1)
+    lines = [
+        "| minibatch | layer | steps | nodes | edges | PyG, ms | services, ms "
+        "| PyG / services, all turns | difference of losses |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name in CASES:
+        for gnn in ("gine", "gin"):
+            row = minibatch(name, gnn, args.repeats)
+            lines.append("| " + " | ".join(map(str, row)) + " |")
+    lines += [
+        "",
+        f"One graph of {100 * args.size:,} nodes and {1000 * args.size:,} edges with 4 features, "
+        "three layers of width 64, forward and backward:",
+        "",
+        "| | memory, MB | seconds |",
+        "| --- | --- | --- |",
+    ]
+    for name, fast in (("PyG", False), ("services", True)):
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            added, seconds = pool.apply(large_graph, (args.size, fast))
+        lines.append(f"| {name} | {added:,.0f} | {seconds:.1f} |")
+    report("\n".join(lines), args.out)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["side"]:
-        side(sys.argv[2], json.loads(sys.argv[3]))
-    else:
-        main(tyro.cli(Args))
+    main(tyro.cli(Args))

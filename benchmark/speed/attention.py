@@ -18,15 +18,12 @@ trainings.
 
 import json
 import sys
-import time
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Callable
 
 import numpy as np
 import torch
 import tyro
-from common import ROOT, beside, in_turns, report, spread, trxl_command
+from common import ROOT, in_turns, picture, report, spread, trxl_command, turns
 from torch import Tensor
 
 from cleanrl_graph import ppo_gtrxl
@@ -91,18 +88,6 @@ def forward_windows(
     return torch.cat([x, found], 1)
 
 
-def median_seconds(step: Callable[[], None], repeats: int) -> float:
-    """Median of the time of `step`, without the first call. At most about 20 seconds are spent."""
-    seconds, end = [], time.perf_counter() + 20
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        step()
-        seconds.append(time.perf_counter() - start)
-        if time.perf_counter() > end:
-            break
-    return float(np.median(seconds[1:] or seconds))
-
-
 def memory_part(args: Args) -> list[dict]:
     """One row per memory length: microseconds per step of forward and backward for both ways."""
     rows, T, B = [], args.num_steps, args.num_envs
@@ -128,7 +113,7 @@ def memory_part(args: Args) -> list[dict]:
 
         row = {
             "memory": W,
-            "segment, us per step": 1e6 * median_seconds(segment, args.repeats) / (T * B),
+            "segment, us per step": 1000 * np.median(turns([segment], args.repeats)) / (T * B),
         }
         # saved for the backward pass, per layer and window entry: window, normalised window, keys
         # and values
@@ -144,7 +129,8 @@ def memory_part(args: Args) -> list[dict]:
                 gtrxl.zero_grad()
                 forward_windows(gtrxl, flat, windows, ages).square().mean().backward()
 
-            row["windows, us per step"] = 1e6 * median_seconds(window, args.repeats) / (T * B)
+            ms = np.median(turns([window], args.repeats))
+            row["windows, us per step"] = 1000 * ms / (T * B)
             del windows
         rows.append(row | {"windows, estimated GB": need})
         print(row, file=sys.stderr)
@@ -168,32 +154,6 @@ def memory_table(rows: list[dict], args: Args) -> list[str]:
         need = row["windows, estimated GB"]
         lines.append(f"| {row['memory']} | {ours:.1f} | {ratio} | {need:.2f} |")
     return lines
-
-
-def picture(rows: list[dict], args: Args, path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, ax = plt.subplots(figsize=(5, 3.6), constrained_layout=True)
-    for name, label in (
-        ("windows, us per step", "one window per step"),
-        ("segment, us per step", "segment (ours)"),
-    ):
-        points = [(row["memory"], row[name]) for row in rows if name in row]
-        ax.plot(*zip(*points), "o-", label=label)
-    ticks = [row["memory"] for row in rows]
-    ax.set(xscale="log", yscale="log", xticks=ticks, xticklabels=map(str, ticks))
-    ax.set(xlabel="memory length", ylabel="training, microseconds per step")
-    ax.minorticks_off()
-    ax.grid(alpha=0.3)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(frameon=False)
-    network = f"{args.num_layers} layers of {args.dim}, {args.num_threads} thread(s)"
-    note = f"{args.num_envs} environments x {args.num_steps} steps, {network}"
-    ax.set_title(f"{note}; medians of {args.repeats} turns", fontsize=7.5)
-    figure.savefig(path, dpi=130)
 
 
 def sps_part(args: Args) -> list[str]:
@@ -238,7 +198,16 @@ def main(args: Args) -> None:
         rows = memory_part(args)
         lines += ["", *memory_table(rows, args)]
         if args.out:
-            picture(rows, args, beside(args.out, ".png"))
+            labels = {"one window per step": "windows", "segment (ours)": "segment"}
+            for label, name in labels.items():
+                column = f"{name}, us per step"
+                labels[label] = [(row["memory"], row[column]) for row in rows if column in row]
+            note = (
+                f"{args.num_envs} environments x {args.num_steps} steps, {args.num_layers} layers "
+            )
+            note += f"of {args.dim}, {args.num_threads} thread(s); medians of {args.repeats} turns"
+            panels = {"training, microseconds per step": labels}
+            picture(args.out, note, "memory length", panels)
     report("\n".join(lines), args.out)
 
 

@@ -61,6 +61,26 @@ def commit_of(checkout: str | Path) -> str:
     return name + "-dirty" * bool(changes)
 
 
+def picture(out: str, title: str, x: str, panels: dict[str, dict[str, list[tuple]]]) -> None:
+    """A picture beside `out`: for each panel, named by its y axis, lines of points (x, y)."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    size = (5 * len(panels), 3.6)
+    figure, axes = plt.subplots(1, len(panels), figsize=size, squeeze=False, layout="constrained")
+    for axis, (y, lines) in zip(axes[0], panels.items()):
+        for label, points in lines.items():
+            axis.loglog(*zip(*points), marker="o", label=label)
+        axis.set(xlabel=x, ylabel=y)
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0, 0].legend(frameon=False, fontsize=8)
+    figure.suptitle(title, fontsize=8)
+    figure.savefig(beside(out, ".png"), dpi=130)
+
+
 # ---- Calls in turns ----
 def turns(
     functions: list[Callable[[], object]],

@@ -17,14 +17,13 @@ env over 128 steps with long-tailed episode ends, x of the LSTM's width.
 
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Callable, Literal
 
 import numpy as np
 import torch
 import torch.nn as nn
 import tyro
-from common import beside, long_tailed, report, turns
+from common import long_tailed, picture, report, turns
 from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence, pad_sequence
 
@@ -82,6 +81,7 @@ def state_systems(density: float, seen: float, H: int, rng: np.random.Generator)
     # Remembered by each env
     keys = np.stack([np.sort(rng.permutation(NODES)[:num]) for _ in range(N)])
     is_seen, starts = rng.random((N, T, num)) < seen, rng.random((N, T)) < 1 / 64
+    starts[:, 0] = False  # an env whose episode begins there remembers nothing
     ids = np.broadcast_to(keys[:, None], is_seen.shape)[is_seen]
     counts, x = is_seen.sum(2).ravel(), torch.randn(len(ids), D)
     sparse = script.SparseLSTM(D, 0, True, script.Args(lstm_dim=H, gnn_dim=D))
@@ -217,29 +217,6 @@ def kernel_systems(H: int, num_envs: int, rng: np.random.Generator):
     return systems, list(lstm.parameters()), lengths
 
 
-def plot(rows: list[dict], args: Args, path: Path) -> None:
-    """Milliseconds and bytes against density, one line per layout."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), constrained_layout=True)
-    for name in dict.fromkeys(row["layout"] for row in rows):
-        points = [row for row in rows if row["layout"] == name]
-        for ax, column in zip(axes, ("ms", "state_bytes")):
-            shares, values = zip(*((100 * row["density"], row[column]) for row in points))
-            ax.loglog(shares, values, marker="o", label=name)
-    for ax, label in zip(axes, ("forward + backward, ms", "state, bytes")):
-        ax.set(xlabel="remembered nodes, % of the possible ones", ylabel=label)
-        ax.grid(alpha=0.3)
-        ax.spines[["top", "right"]].set_visible(False)
-    axes[0].legend(frameon=False, fontsize=8)
-    note = f"{NODES} possible nodes, H = {args.lstm_dim}, {N} environments x {T} steps"
-    figure.suptitle(f"{note}; medians of {args.repeats} turns", fontsize=8)
-    figure.savefig(path, dpi=130)
-
-
 def state_tables(args: Args, rng: np.random.Generator) -> tuple[list[str], list[dict]]:
     """(markdown, points of the picture) of the state on many nodes."""
     lines = [
@@ -323,7 +300,15 @@ def main(args: Args) -> None:
         args.out,
     )
     if args.out and "state" in args.tables:
-        plot(rows, args, beside(args.out, ".png"))
+        panels = {"forward + backward, ms": "ms", "state, bytes": "state_bytes"}
+        for label, column in panels.items():
+            panels[label] = {}
+            for row in rows:
+                point = 100 * row["density"], row[column]
+                panels[label].setdefault(row["layout"], []).append(point)
+        note = f"{NODES} possible nodes, H = {args.lstm_dim}, {N} environments x {T} steps"
+        note += f"; medians of {args.repeats} turns"
+        picture(args.out, note, "remembered nodes, % of the possible ones", panels)
 
 
 if __name__ == "__main__":

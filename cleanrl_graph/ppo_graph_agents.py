@@ -385,8 +385,8 @@ def same_agents(ids: np.ndarray, counts: np.ndarray, follows: np.ndarray) -> np.
     after = follows.repeat(counts[: len(follows)])
     wanted = after * num_ids + ids[: len(after)]  # the key to find, negative if nothing follows
     rows = np.full(len(wanted), -1)
-    _, own, found = np.intersect1d(wanted, keys, return_indices=True)
-    rows[own] = found
+    _, places, found = np.intersect1d(wanted, keys, return_indices=True)
+    rows[places] = found
     return rows
 
 
@@ -448,10 +448,10 @@ class Envs:
         rewards = []
         for i, env in enumerate(self.envs):
             obs, reward[i], terminated[i], truncated[i], info = env.step(actions[i])
-            own = np.array(info["rewards"], np.float32)
-            rewards.append(own)
-            ids = agent_ids(self.leaves, self.rows[i], [len(own)])
-            for agent, number in zip(ids.tolist(), own.tolist()):
+            of_agents = np.array(info["rewards"], np.float32)
+            rewards.append(of_agents)
+            ids = agent_ids(self.leaves, self.rows[i], [len(of_agents)])
+            for agent, number in zip(ids.tolist(), of_agents.tolist()):
                 self.agent_returns[i][agent] += number
             if terminated[i] or truncated[i]:
                 if not terminated[i]:
@@ -531,7 +531,7 @@ def pack(arrays: list[np.ndarray], device: torch.device) -> list[Tensor]:
     buffer = np.frombuffer(bytearray().join(parts), np.uint8)
     copies = to_device(buffer, device).split([len(part) for part in parts])
     return [
-        own[: host.nbytes].view(host.dtype).view(host.shape) for own, host in zip(copies, hosts)
+        copy[: host.nbytes].view(host.dtype).view(host.shape) for copy, host in zip(copies, hosts)
     ]
 
 
@@ -845,12 +845,12 @@ class Encoder(nn.Module):
         for leaf in self.leaves:
             values, ptr, batch = obs[leaf.path]
             if leaf.is_links:
-                own = values.new_zeros(len(values), 0, dtype=torch.float32)  # no columns
+                columns = values.new_zeros(len(values), 0, dtype=torch.float32)  # none
             else:
-                own = self.rows[key(leaf.path)](values)
+                columns = self.rows[key(leaf.path)](values)
             if leaf.group in rows:
-                own = torch.cat([rows[leaf.group].values, own], 1)
-            rows[leaf.group] = Ragged(own, ptr, batch)
+                columns = torch.cat([rows[leaf.group].values, columns], 1)
+            rows[leaf.group] = Ragged(columns, ptr, batch)
         features = [rows.pop("").values] if "" in rows else []
         for group, (x, ptr, batch) in list(rows.items()):
             if key(group) not in self.nets:  # edges
@@ -883,15 +883,15 @@ def critic_only(leaves: list[Leaf], args: Any) -> tuple[list[Leaf], Encoder]:
     graph or set stays whole. UsageError for a name that is no key, or that of a mask or of ids."""
     hidden = []
     for name in args.critic_only:
-        own = [
+        named = [
             leaf
             for leaf in leaves
             if leaf.is_input and f"{leaf.nodes or leaf.group or leaf.path}.".startswith(f"{name}.")
         ]
-        if not own:
+        if not named:
             inputs = {leaf.nodes or leaf.group or leaf.path for leaf in leaves if leaf.is_input}
             raise UsageError(f"--critic-only {name}: the inputs are {sorted(inputs)}")
-        hidden += [leaf for leaf in own if leaf not in hidden]
+        hidden += [leaf for leaf in named if leaf not in hidden]
     return [leaf for leaf in leaves if leaf not in hidden], Encoder(hidden, args)
 
 
@@ -1041,9 +1041,9 @@ def parts_of(space: gym.Space, leaves: list[Leaf], args: Any) -> list[Part]:
             sizes = [(math.prod(factor.space.shape), options[0])]
         for i, (k, n) in enumerate(sizes):
             path = factor.path if len(sizes) == 1 else f"{factor.path}.{i}"
-            own = slice(columns[rows], columns[rows] + k)
-            parts.append(Part(path, rows, own, group, k, n))
-            columns[rows] = own.stop
+            span = slice(columns[rows], columns[rows] + k)
+            parts.append(Part(path, rows, span, group, k, n))
+            columns[rows] = span.stop
     if not (acting or head in ("auto", "flat") or any(part.group for part in parts)):
         raise UsageError(f"--action-head {head} needs Discrete actions, and such rows: {space}")
     return with_masks(parts, space, leaves, args)
@@ -1060,13 +1060,13 @@ def with_masks(parts: list[Part], space: gym.Space, leaves: list[Leaf], args: An
         has_rows = leaf.group != ""
         used = 0  # entries that belong to parts
         for i, part in enumerate(parts):
-            own = part.path.replace("action", "action_mask", 1)
-            if part.n == 0 or not f"{own}.".startswith(f"{leaf.path}."):
+            name = part.path.replace("action", "action_mask", 1)
+            if part.n == 0 or not f"{name}.".startswith(f"{leaf.path}."):
                 continue
             size = 1 if part.group else part.k * part.n
             rows = part.group or part.rows
             before = parts[i - 1]
-            given = args.autoregressive and i > 0 and leaf.path == own
+            given = args.autoregressive and i > 0 and leaf.path == name
             given = given and before.n > 0 and before.k == 1  # else it has no one value
             if part.group:
                 given = given and part.rows == ""
@@ -1114,10 +1114,10 @@ def to_env_actions(
         rows = iter(to_env_actions(each, {"": actions[group]}, counts))
         elements = [tuple(islice(rows, num)) for num in counts[group]]
         if space.stack:
-            elements = [np.array(own, each.dtype).reshape(-1, *each.shape) for own in elements]
+            elements = [np.array(some, each.dtype).reshape(-1, *each.shape) for some in elements]
         return elements
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        rows = list(zip(*[to_env_actions(own, actions, counts) for _, own in children_of(space)]))
+        rows = list(zip(*[to_env_actions(each, actions, counts) for _, each in children_of(space)]))
         return rows if isinstance(space, spaces.Tuple) else [dict(zip(space, row)) for row in rows]
     values, actions[""] = np.split(actions[""], [math.prod(space.shape)], 1)
     values = values.reshape(-1, *space.shape)
@@ -1310,17 +1310,17 @@ class ActionHead(nn.Module):
         for head in self.heads:
             probs = head(latent, elements, obs, before)
             if action is not None:
-                own = action[:, head.part.columns]
+                choice = action[:, head.part.columns]
                 entropy = entropy + probs.entropy().sum(1)
             elif greedy:
-                own = probs.mode
+                choice = probs.mode
             else:  # Normal.sample would wait for the device
-                own = probs.sample() if head.part.n else probs.rsample()
-            log_prob = log_prob + probs.log_prob(own).sum(1)
-            columns.append(own.float())
-            before = own
+                choice = probs.sample() if head.part.n else probs.rsample()
+            log_prob = log_prob + probs.log_prob(choice).sum(1)
+            columns.append(choice.float())
+            before = choice
             if head.condition:
-                latent = torch.tanh(latent + head.condition(head.embed(own, elements, obs)))
+                latent = torch.tanh(latent + head.condition(head.embed(choice, elements, obs)))
         return torch.cat(columns, 1), log_prob, entropy
 
     def env_actions(self, action: Tensor, counts: dict[str, np.ndarray]) -> list:

@@ -511,7 +511,7 @@ def pack(arrays: list[np.ndarray], device: torch.device) -> list[Tensor]:
     buffer = np.frombuffer(bytearray().join(parts), np.uint8)
     copies = to_device(buffer, device).split([len(part) for part in parts])
     return [
-        own[: host.nbytes].view(host.dtype).view(host.shape) for own, host in zip(copies, hosts)
+        copy[: host.nbytes].view(host.dtype).view(host.shape) for copy, host in zip(copies, hosts)
     ]
 
 
@@ -825,12 +825,12 @@ class Encoder(nn.Module):
         for leaf in self.leaves:
             values, ptr, batch = obs[leaf.path]
             if leaf.is_links:
-                own = values.new_zeros(len(values), 0, dtype=torch.float32)  # no columns
+                columns = values.new_zeros(len(values), 0, dtype=torch.float32)  # none
             else:
-                own = self.rows[key(leaf.path)](values)
+                columns = self.rows[key(leaf.path)](values)
             if leaf.group in rows:
-                own = torch.cat([rows[leaf.group].values, own], 1)
-            rows[leaf.group] = Ragged(own, ptr, batch)
+                columns = torch.cat([rows[leaf.group].values, columns], 1)
+            rows[leaf.group] = Ragged(columns, ptr, batch)
         features = [rows.pop("").values] if "" in rows else []
         for group, (x, ptr, batch) in list(rows.items()):
             if key(group) not in self.nets:  # edges
@@ -863,15 +863,15 @@ def critic_only(leaves: list[Leaf], args: Any) -> tuple[list[Leaf], Encoder]:
     graph or set stays whole. UsageError for a name that is no key, or that of a mask or of ids."""
     hidden = []
     for name in args.critic_only:
-        own = [
+        named = [
             leaf
             for leaf in leaves
             if leaf.is_input and f"{leaf.nodes or leaf.group or leaf.path}.".startswith(f"{name}.")
         ]
-        if not own:
+        if not named:
             inputs = {leaf.nodes or leaf.group or leaf.path for leaf in leaves if leaf.is_input}
             raise UsageError(f"--critic-only {name}: the inputs are {sorted(inputs)}")
-        hidden += [leaf for leaf in own if leaf not in hidden]
+        hidden += [leaf for leaf in named if leaf not in hidden]
     return [leaf for leaf in leaves if leaf not in hidden], Encoder(hidden, args)
 
 
@@ -1021,9 +1021,9 @@ def parts_of(space: gym.Space, leaves: list[Leaf], args: Any) -> list[Part]:
             sizes = [(math.prod(factor.space.shape), options[0])]
         for i, (k, n) in enumerate(sizes):
             path = factor.path if len(sizes) == 1 else f"{factor.path}.{i}"
-            own = slice(columns[rows], columns[rows] + k)
-            parts.append(Part(path, rows, own, group, k, n))
-            columns[rows] = own.stop
+            span = slice(columns[rows], columns[rows] + k)
+            parts.append(Part(path, rows, span, group, k, n))
+            columns[rows] = span.stop
     if not (acting or head in ("auto", "flat") or any(part.group for part in parts)):
         raise UsageError(f"--action-head {head} needs Discrete actions, and such rows: {space}")
     return with_masks(parts, space, leaves, args)
@@ -1040,13 +1040,13 @@ def with_masks(parts: list[Part], space: gym.Space, leaves: list[Leaf], args: An
         has_rows = leaf.group != ""
         used = 0  # entries that belong to parts
         for i, part in enumerate(parts):
-            own = part.path.replace("action", "action_mask", 1)
-            if part.n == 0 or not f"{own}.".startswith(f"{leaf.path}."):
+            name = part.path.replace("action", "action_mask", 1)
+            if part.n == 0 or not f"{name}.".startswith(f"{leaf.path}."):
                 continue
             size = 1 if part.group else part.k * part.n
             rows = part.group or part.rows
             before = parts[i - 1]
-            given = args.autoregressive and i > 0 and leaf.path == own
+            given = args.autoregressive and i > 0 and leaf.path == name
             given = given and before.n > 0 and before.k == 1  # else it has no one value
             if part.group:
                 given = given and part.rows == ""
@@ -1094,10 +1094,10 @@ def to_env_actions(
         rows = iter(to_env_actions(each, {"": actions[group]}, counts))
         elements = [tuple(islice(rows, num)) for num in counts[group]]
         if space.stack:
-            elements = [np.array(own, each.dtype).reshape(-1, *each.shape) for own in elements]
+            elements = [np.array(some, each.dtype).reshape(-1, *each.shape) for some in elements]
         return elements
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        rows = list(zip(*[to_env_actions(own, actions, counts) for _, own in children_of(space)]))
+        rows = list(zip(*[to_env_actions(each, actions, counts) for _, each in children_of(space)]))
         return rows if isinstance(space, spaces.Tuple) else [dict(zip(space, row)) for row in rows]
     values, actions[""] = np.split(actions[""], [math.prod(space.shape)], 1)
     values = values.reshape(-1, *space.shape)
@@ -1294,26 +1294,26 @@ class ActionHead(nn.Module):
                 before = before[batch]
             probs = head(latent, elements, obs, before)
             if action is not None:
-                own = action[rows][:, part.columns]
+                choice = action[rows][:, part.columns]
             elif greedy:
-                own = probs.mode
+                choice = probs.mode
             else:  # Normal.sample would wait for the device
-                own = probs.sample() if part.n else probs.rsample()
-            log_prob = probs.log_prob(own).sum(1)
+                choice = probs.sample() if part.n else probs.rsample()
+            log_prob = probs.log_prob(choice).sum(1)
             entropy = torch.zeros_like(log_prob) if action is None else probs.entropy().sum(1)
             terms = torch.stack([log_prob, entropy], 1)
             if rows:  # float32 would lose digits of the ratio in a sum over many rows
                 terms = segment(terms.double(), ptr)
             total = total + terms
-            taken.setdefault(rows, []).append(own.float())
-            before = own
+            taken.setdefault(rows, []).append(choice.float())
+            before = choice
             if head.condition:
-                latent = torch.tanh(latent + head.condition(head.embed(own, elements, obs)))
-        return {rows: torch.cat(own, 1) for rows, own in taken.items()}, *total.unbind(1)
+                latent = torch.tanh(latent + head.condition(head.embed(choice, elements, obs)))
+        return {rows: torch.cat(choices, 1) for rows, choices in taken.items()}, *total.unbind(1)
 
     def env_actions(self, action: Action, counts: dict[str, np.ndarray]) -> list:
         """Elements of the action space for the environments, whose observations have `counts`."""
-        arrays = {rows: own.cpu().numpy() for rows, own in action.items()}
+        arrays = {rows: values.cpu().numpy() for rows, values in action.items()}
         return to_env_actions(self.space, arrays, counts)
 
 
@@ -1326,10 +1326,10 @@ def embed_action(head: ActionHead, action: Action, elements: dict[str, Ragged], 
     embedded = []
     for each in head.heads:
         rows = each.part.rows
-        own = each.embed(action[rows][:, each.part.columns], elements, obs)
+        vectors = each.embed(action[rows][:, each.part.columns], elements, obs)
         if rows:
-            own = segment(own, elements[rows].ptr, "mean")
-        embedded.append(own)
+            vectors = segment(vectors, elements[rows].ptr, "mean")
+        embedded.append(vectors)
     return torch.cat(embedded, 1)
 
 
@@ -1383,8 +1383,8 @@ def errors_of(leaf: Leaf, told: Tensor, values: Tensor) -> Tensor:
         logits = told.split(num, 1)
         entries = values[..., None].flatten(1).long().unbind(1)
         errors = []
-        for own, entry, start in zip(logits, entries, np.ravel(leaf.space.start)):
-            errors.append(F.cross_entropy(own, entry - start, reduction="none"))
+        for scores, entry, start in zip(logits, entries, np.ravel(leaf.space.start)):
+            errors.append(F.cross_entropy(scores, entry - start, reduction="none"))
         return sum(errors) / len(num)
     if leaf.channels:
         values = values.movedim(leaf.channels, -3)
@@ -1430,9 +1430,9 @@ class Reconstruct(nn.Module):
                 values = values[rows]
                 batch = batch[rows]
                 # An edge is told from its two nodes, without its own features
-                own = obs[leaf.group].values[rows] if leaf.nodes else rows
-                own = elements[leaf.nodes or leaf.group].values[own].flatten(1)
-                vectors = torch.cat([context[batch], own], 1)
+                ends = obs[leaf.group].values[rows] if leaf.nodes else rows
+                vectors = elements[leaf.nodes or leaf.group].values[ends].flatten(1)
+                vectors = torch.cat([context[batch], vectors], 1)
             errors = errors_of(leaf, tell(vectors), values)
             # Mean over the rows of each observation, then over the observations that have some
             zeros = latent.new_zeros(len(latent))
@@ -1515,11 +1515,11 @@ class Memory:
     def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
         """The rollout's steps in `num` random parts. Of each: its numbers int64 [M], as in Storage,
         and the agent's inputs."""
-        actions = {rows: torch.cat([own[rows] for own in self.actions]) for rows in self.actions[0]}
+        actions = {rows: torch.cat([one[rows] for one in self.actions]) for rows in self.actions[0]}
         num_steps = self.storage.whole().size
         for idx in np.array_split(rng.permutation(num_steps), num):
             obs, places = self.storage.gather(idx)
-            yield idx, (obs, {rows: own[places[rows]] for rows, own in actions.items()})
+            yield idx, (obs, {rows: values[places[rows]] for rows, values in actions.items()})
 
     def rollout(self) -> Obs:
         """All observations of the rollout."""
@@ -1665,11 +1665,11 @@ class Extras:
             actions = file["actions"].astype(np.float64)
             stop = 0
             for space in factors:
-                own = slice(stop, stop + math.prod(space.shape))
-                stop = own.stop
+                span = slice(stop, stop + math.prod(space.shape))
+                stop = span.stop
                 if isinstance(space, spaces.Box):
                     middle, scale = map(np.ravel, scale_of(space))
-                    actions[:, own] = (actions[:, own] - middle) / scale
+                    actions[:, span] = (actions[:, span] - middle) / scale
             self.actions = to_device(actions.astype(np.float32), storage.device)
             counts = {"": np.ones(len(self.actions), np.int64)}
             values = []

@@ -106,12 +106,10 @@ class Args:
     readout: Literal["sum", "mean", "max", "meanmax"] = "meanmax"
     """how nodes of a graph, or elements of a set, become one vector"""
     set_layers: int = 0
-    """layers in which each element of a set sees mean, maximum and number of all: where elements
-    must be compared, as in NearestToMarked-v0. 0 learned faster in BestOfSet-v0 and MatchGoal-v0,
-    where a vector says what to look for"""
+    """layers in which each element of a set sees mean, maximum and number of all, for choices that
+    compare elements, as in NearestToMarked-v0"""
     graph_context: bool = False
-    """each message passing layer also shows a node mean, maximum and number of its graph's nodes.
-    Without, policies were as good or better, but for large job shops"""
+    """each message passing layer also shows a node mean, maximum and number of its graph's nodes"""
     critic_only: tuple[str, ...] = ()
     """keys of the observation that enter the value alone, as `state` or `goal.position`: a trained
     policy acts without them"""
@@ -125,7 +123,7 @@ class Args:
     """makes the log-std of Box actions an output of the network instead of a parameter"""
 
     total_timesteps: int = 500000
-    """total timesteps"""
+    """total timesteps, of all environments and ranks"""
     learning_rate: float = 2.5e-4
     """the learning rate of the optimizer"""
     num_envs: int = 4
@@ -165,7 +163,7 @@ class Args:
     max_grad_norm: float = 0.5
     """the maximum norm for the gradient clipping"""
     target_kl: float | None = None
-    """the target KL divergence threshold"""
+    """KL divergence from the policy of the rollout above which an update has no further epoch"""
     max_lag: int = 1
     """how many updates the weights that collect are behind those that learn; 0: collecting and
     learning take turns"""

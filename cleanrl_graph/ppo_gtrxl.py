@@ -103,12 +103,10 @@ class Args:
     readout: Literal["sum", "mean", "max", "meanmax"] = "meanmax"
     """how nodes of a graph, or elements of a set, become one vector"""
     set_layers: int = 0
-    """layers in which each element of a set sees mean, maximum and number of all: where elements
-    must be compared, as in NearestToMarked-v0. 0 learned faster in BestOfSet-v0 and MatchGoal-v0,
-    where a vector says what to look for"""
+    """layers in which each element of a set sees mean, maximum and number of all, for choices that
+    compare elements, as in NearestToMarked-v0"""
     graph_context: bool = False
-    """each message passing layer also shows a node mean, maximum and number of its graph's nodes.
-    Without, policies were as good or better, but for large job shops"""
+    """each message passing layer also shows a node mean, maximum and number of its graph's nodes"""
     critic_only: tuple[str, ...] = ()
     """keys of the observation that enter the value alone, as `state` or `goal.position`: a trained
     policy acts without them"""
@@ -139,7 +137,7 @@ class Args:
     """if toggled, the transformer computes in bfloat16; mismatches of up to 0.05"""
 
     total_timesteps: int = 500000
-    """total timesteps"""
+    """total timesteps, of all environments and ranks"""
     learning_rate: float = 1e-3
     """the learning rate of the optimizer"""
     num_envs: int = 16
@@ -179,7 +177,7 @@ class Args:
     max_grad_norm: float = 0.5
     """the maximum norm for the gradient clipping"""
     target_kl: float | None = 0.03
-    """the target KL divergence threshold"""
+    """KL divergence from the policy of the rollout above which an update has no further epoch"""
 
     num_iterations: tyro.conf.Suppress[int] = 0
     """the number of rollouts, each followed by an update (computed in runtime)"""

@@ -39,8 +39,9 @@ def main(script: ModuleType, version: int) -> None:
     if sys.path[0] == str(folder) and (folder / "__init__.py").exists():
         del sys.path[0]  # the package's: its `envs` would hide the user's
     sys.path.append(os.getcwd())  # where --env-id and --wrap find the user's modules
+    args = parse(script)
     try:
-        run(script, parse(script))
+        run(script, args, args.save_model)
     except (UsageError, gym.error.Error, OSError) as problem:
         sys.exit(str(problem))
     if rank() > 0:  # at once: threads of torch.distributed may abort a process that ends
@@ -49,10 +50,10 @@ def main(script: ModuleType, version: int) -> None:
         os._exit(0)
 
 
-def run(script: ModuleType, args: Any, **more) -> list[dict]:
-    """Trains, saves and evaluates by the script's Args, and by `more` flags of the services.
-    Returns the rows of the evaluation's table; none on ranks above 0."""
-    args = args_of(script, **vars(args) | more)
+def run(script: ModuleType, args: Any, save_model: bool = True, **more) -> list[dict]:
+    """Trains, saves model.pt and evaluates by the script's Args, and by `more` flags of the
+    services. Returns the rows of the evaluation's table; none on ranks above 0."""
+    args = args_of(script, **vars(args) | more | {"save_model": save_model})
     process.tune()
     SAID.clear()
     with contextlib.ExitStack() as stack:

@@ -37,13 +37,14 @@ OF_A_RUN = checkpoint.FREE | {"seed", "world_size"}  # say nothing of a training
 
 def model_file(path: str) -> str:
     """The file that is meant by a path. In a folder model.pt, else the newest checkpoint, else the
-    newest model.pt in the folders below. UsageError if there is none."""
+    newest of both in the folders below. UsageError if there is none."""
     if not os.path.isdir(path):
         return path
     found = [*Path(path).glob("model.pt"), *checkpoint.checkpoints_in(path)]
-    found += sorted(Path(path).rglob("model.pt"), key=os.path.getmtime, reverse=True)
+    below = [*Path(path).rglob("*/model.pt"), *Path(path).rglob("*/checkpoint_*.ckpt")]
+    found += sorted(below, key=os.path.getmtime, reverse=True)
     if not found:
-        raise UsageError(f"{path}: no model.pt is in this folder or below")
+        raise UsageError(f"{path}: no model.pt or checkpoint is in this folder or below")
     return str(found[0])
 
 

@@ -352,10 +352,15 @@ def test_wheel(source, tmp_path):
 
 @pytest.mark.slow
 def test_editable(source, tmp_path):
-    """After `pip install -e .` the checkout's own files are what is imported."""
-    pip("install", "--editable", source, "--target", tmp_path / "site", cwd=tmp_path)
+    """After `pip install -e .` the checkout's own files are what is imported, also in the folder
+    above it, where Python sees a folder of the package's name."""
+    checkout = shutil.copytree(source, tmp_path / "cleanrl_graph")
+    pip("install", "--editable", checkout, "--target", tmp_path / "site", cwd=tmp_path)
     file, is_legal = trains_and_plays(tmp_path / "elsewhere", tmp_path / "site")
-    assert Path(file).is_relative_to(source) and is_legal
+    assert Path(file).is_relative_to(checkout) and is_legal
+    begin = f"import site; site.addsitedir({str(tmp_path / 'site')!r}); "
+    done = python("-c", begin + "from cleanrl_graph import load_policy", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 # ---- The checkout ----

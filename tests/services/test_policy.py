@@ -17,7 +17,7 @@ from helpers import RandomEnv, run, small_args, weights
 from cleanrl_graph import ppo_graph, services
 from cleanrl_graph.services import checkpoint
 from cleanrl_graph.services.arguments import args_of
-from cleanrl_graph.services.policy import load_policy, take_flags
+from cleanrl_graph.services.policy import load_policy, model_file, take_flags
 
 FOLDER = Path(ppo_graph.__file__).parent
 SCRIPTS = [path.stem for path in shared_blocks.scripts(FOLDER)]
@@ -230,7 +230,9 @@ def test_what_does_not_fit(tmp_path):
 def test_folder_of_runs(tmp_path):
     """The newest model below a folder is meant, by load_policy and by --load-model."""
     (tmp_path / "runs").mkdir()
-    with pytest.raises(ValueError, match="runs: no model.pt is in this folder or below"):
+    with pytest.raises(
+        ValueError, match="runs: no model.pt or checkpoint is in this folder or below"
+    ):
         load_policy(tmp_path / "runs")
     for seed, folder in ((1, tmp_path / "runs"), (2, tmp_path / "runs" / "sweep")):
         path = run(folder, env_id="CartPole-v1", seed=seed, save_model=True).folder / "model.pt"
@@ -239,6 +241,12 @@ def test_folder_of_runs(tmp_path):
         for given in (load_policy(tmp_path / "runs"), load_policy(path)):
             state = given.agent.state_dict()
             assert all(torch.equal(state[name], value) for name, value in weights.items())
+    args = small_args(
+        ppo_graph, env_id="CartPole-v1", run_dir=str(tmp_path / "stopped"), checkpoint_every=1
+    )
+    services.run(ppo_graph, args, save_model=False)
+    (stopped,) = (tmp_path / "stopped").iterdir()
+    assert model_file(tmp_path) == str(max(stopped.glob("*.ckpt")))
     rows = run(tmp_path / "b", load_model=str(tmp_path / "runs"), total_timesteps=0).rows
     assert rows == run(tmp_path / "c", load_model=str(path), total_timesteps=0).rows
 

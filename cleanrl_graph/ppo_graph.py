@@ -1025,13 +1025,14 @@ def with_masks(parts: list[Part], space: gym.Space, leaves: list[Leaf], args: An
             size = 1 if part.group else part.k * part.n
             rows = part.group or part.rows
             before = parts[i - 1]
+            # given: has the mask these entries once for each value of the part before?
             given = args.autoregressive and i > 0 and leaf.path == name
             given = given and before.n > 0 and before.k == 1  # else it has no one value
-            if part.group:
+            if part.group:  # not where each row chooses
                 given = given and part.rows == ""
-            elif (has_rows, width) == (rows != "", size):
+            elif (has_rows, width) == (rows != "", size):  # it fits as it is
                 given = False
-            elif given:
+            elif given:  # the values' entries are side by side, or in the rows to choose from
                 size *= 1 if before.group else before.n
                 rows = rows or before.group
             if has_rows == (rows != ""):

@@ -26,6 +26,10 @@ instances are of the model of 10x5 and are gaps to what OR-Tools found. [f] Liao
 2503.07580, as others quote it: it has 6.9 for Residual Scheduling's best of 100 on edata. [r]
 ReSched, ICLR 2026, arXiv 2603.07020: its checkpoints of PPO, played with its code and its data; its
 15x10 is of a model that was trained at that size."""
+LARGER = {
+    "larger": "larger instances in the training",
+    "largest": "trained on 10 to 30 jobs and 8 to 10 machines",
+}
 
 
 @dataclass
@@ -41,13 +45,13 @@ def gaps(run: dict, column: str) -> np.ndarray:
 
 
 def our_rows(runs: list[dict]) -> dict[str, dict[str, float]]:
-    """Method -> suite -> mean gap: greedy of each seed and their mean, of the seed with larger
-    instances in its training, the best samples, and the rules."""
+    """Method -> suite -> mean gap: greedy of each seed and their mean, of the trainings with
+    larger instances, the best samples, and the rules."""
     rows, by_seed = {}, {}
     for run in runs:
         kind, suite = run["name"].split("-")
-        if kind == "larger":
-            name = f"ppo_graph.py greedy, larger instances in the training, seed {run['seed']}"
+        if kind in LARGER:
+            name = f"ppo_graph.py greedy, {LARGER[kind]}, seed {run['seed']}"
             rows.setdefault(name, {})[suite] = gaps(run, "greedy").mean()
         elif kind == "greedy":
             by_seed.setdefault(run["seed"], {})[suite] = gaps(run, "greedy").mean()

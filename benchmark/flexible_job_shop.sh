@@ -4,9 +4,10 @@
 # (train); its models on the test sets of Song et al. and on the instances of Brandimarte and Hurink, greedily (greedy,
 # about 5 minutes per seed), and the best of 100 samples of one seed (samples, 1 1/2 hours); OR-Tools' CP-SAT for 1 and
 # 10 seconds (solver, 24 minutes, on a core that nothing else uses; needs benchmark/requirements.txt); the table (table).
-# One seed whose training also has instances of 10 to 20 jobs and 8 to 10 machines, an hour of a shared core (larger).
+# One seed whose training also has instances of 10 to 20 jobs and 8 to 10 machines, and one that has only instances of 10 to
+# 30 jobs and 8 to 10 machines, but 2 million decisions, an hour of a shared core each (larger, largest).
 #
-#     bash benchmark/flexible_job_shop.sh [FLAGS OF run.py]     # PARTS="train greedy samples larger solver table" is the default
+#     bash benchmark/flexible_job_shop.sh [FLAGS OF run.py]     # PARTS="train greedy samples larger largest solver table" is the default
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python}
@@ -20,12 +21,13 @@ flags_of() { # ENTRIES STEPS
 }
 train="train=$(flags_of "$list" 500000)"
 larger="larger=$(flags_of "$list, {\"jobs\": [10, 20], \"machines\": [8, 10]}" 600000) --resume auto"
+largest="largest=$(flags_of '{"jobs": [10, 30], "machines": [8, 10]}' 2000000) --resume auto"
 small=(sd10x5 sd20x5 sd15x10 mk edata rdata vdata sd20x10)
 large=(sd30x10 sd40x10)  # greedily only
 run() { "$PYTHON" benchmark/run.py --table "$@"; }
 suites() { # SEED SAMPLES NAME SUITES...
     local seed=$1 samples=$2 name=$3 commands=() suite model=seed$1
-    [ "$name" != larger ] || model=larger$seed
+    [[ $name != large* ]] || model=$name$seed
     for suite in "${@:4}"; do
         commands+=("$name-$suite=cleanrl_graph/ppo_graph.py --env-id envs:FlexibleJobShop-v0 --action-head edges
             --load-model runs/flexible_job_shop_models/$model.pt --total-timesteps 0
@@ -35,7 +37,7 @@ suites() { # SEED SAMPLES NAME SUITES...
 }
 
 flags=("$@")
-for part in ${PARTS:-train greedy samples larger solver table}; do
+for part in ${PARTS:-train greedy samples larger largest solver table}; do
     case $part in
         train)
             run flexible_job_shop --seeds ${SEEDS:-1 2 3} "$@" --commands "$train"
@@ -53,12 +55,12 @@ for part in ${PARTS:-train greedy samples larger solver table}; do
                 suites $seed 0 greedy "${small[@]}" "${large[@]}"
             done
             ;;
-        larger)
+        larger | largest)
             mkdir -p runs/flexible_job_shop_models
-            run flexible_job_shop --seeds 1 "$@" --commands "$larger"
-            model=(runs/flexible_job_shop/larger_*_s1_*/*/model.pt)
-            [ ! -f "${model[0]}" ] || cp "${model[0]}" runs/flexible_job_shop_models/larger1.pt
-            suites 1 0 larger "${small[@]}" "${large[@]}"
+            run flexible_job_shop --seeds 1 "$@" --commands "${!part}"
+            model=(runs/flexible_job_shop/"$part"_*_s1_*/*/model.pt)
+            [ ! -f "${model[0]}" ] || cp "${model[0]}" runs/flexible_job_shop_models/"$part"1.pt
+            suites 1 0 "$part" "${small[@]}" "${large[@]}"
             ;;
         samples) suites ${SAMPLES_SEED:-1} 100 samples "${small[@]}" ;;
         solver)

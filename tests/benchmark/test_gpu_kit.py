@@ -45,34 +45,24 @@ def rows_of(**measures):
     return [kit.Row("T", key(name), measure, 1) for name, measure in measures.items()]
 
 
-def names_of(results):
-    return [row["key"]["name"] for row in results.content["rows"]]
-
-
-# ---- What it refuses ----
-@pytest.mark.parametrize("folder", ["h200", "h200/again", ""])
-def test_a_dry_run_does_not_write_among_the_tables(folder):
-    with pytest.raises(SystemExit, match="benchmark/results is for what was measured"):
-        kit.check(kit.Args(out=str(ROOT / "benchmark" / "results" / folder), dry=True))
-
-
-def test_no_device_no_figures(tmp_path, monkeypatch, capsys):
+def test_what_is_refused(tmp_path, monkeypatch, capsys):
+    """A dry run among the tables of what was measured, or in one table with it; figures without a
+    device."""
+    for folder in ("h200", "h200/again", ""):
+        with pytest.raises(SystemExit, match="benchmark/results is for what was measured"):
+            kit.check(kit.Args(out=str(ROOT / "benchmark" / "results" / folder), dry=True))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert part.main(("sps",), kit.Args(out=str(tmp_path / "a"))) == part.REFUSED
     assert "no CUDA device is available here, so nothing is measured" in capsys.readouterr().err
     assert not (tmp_path / "a").exists()
+    for name, first, second in (("measurement", ABOUT, MEASURED), ("dry run", MEASURED, ABOUT)):
+        results, _ = results_in(tmp_path / name, first)
+        results.add(rows_of(a=dict)[0], {"ms": 1.0})
+        with pytest.raises(SystemExit, match=f"is not of a {name}"):
+            results_in(tmp_path / name, second)
 
 
-def test_dry_and_measured_rows_do_not_go_into_one_table(tmp_path):
-    results, _ = results_in(tmp_path)
-    results.add(rows_of(a=dict)[0], {"ms": 1.0})
-    with pytest.raises(SystemExit, match="is not of a measurement"):
-        results_in(tmp_path, MEASURED)
-    (tmp_path / "results.json").unlink()
-    results, _ = results_in(tmp_path, MEASURED)
-    results.add(rows_of(a=dict)[0], {"ms": 1.0})
-    with pytest.raises(SystemExit, match="is not of a dry run"):
-        results_in(tmp_path)
+# ---- What it refuses ----
 
 
 # ---- Rows ----
@@ -85,7 +75,7 @@ def raises(error):
 
 def test_rows_are_measured_once(tmp_path, capsys):
     """What failed, could not be run or was stopped is tried again; what was measured is left
-    out."""
+    out. Rows can be chosen, and are left when the time is up."""
     results, args = results_in(tmp_path)
     rows = rows_of(
         good=lambda deadline: {"ms": 1234.5, "us": 0.01234, "_raw": [1, 2]},
@@ -104,10 +94,8 @@ def test_rows_are_measured_once(tmp_path, capsys):
     ):
         assert line in text
     assert "stopped" not in text and "_raw" not in text
-    assert json.loads((tmp_path / "results.json").read_text())["x"]["rows"][0]["figures"][
-        "_raw"
-    ] == [1, 2]
-
+    (good, *_) = json.loads((tmp_path / "results.json").read_text())["x"]["rows"]
+    assert good["figures"]["_raw"] == [1, 2]
     order, noting = [], lambda name, ms: lambda deadline: order.append(name) or {"ms": ms}
     again = rows_of(
         good=lambda deadline: pytest.fail("it was measured"),
@@ -117,50 +105,28 @@ def test_rows_are_measured_once(tmp_path, capsys):
     )
     results, args = results_in(tmp_path)
     assert kit.measure(results, again, args, LATER) == 0 and order == ["stopped", "bad"]
-    assert names_of(results) == ["good", "bad", "absent", "stopped"]
+    names = [row["key"]["name"] for row in results.content["rows"]]
+    assert names == ["good", "bad", "absent", "stopped"]
     assert "| bad | 1,000 | 2 |  |  |" in (tmp_path / "tables.md").read_text()
     assert "x: 1 of 4 rows are there already" in capsys.readouterr().out
-
-
-def test_time_and_choice_of_rows(tmp_path, capsys):
-    results, args = results_in(tmp_path, only="T . [bc] ")
-    rows = rows_of(a=lambda _: {"ms": 1}, b=lambda _: {"ms": 1}, c=lambda _: {"ms": 1})
+    results, args = results_in(tmp_path / "b", only="T . [bc] ")
+    rows = rows_of(a=noting("a", 1), b=noting("b", 1), c=noting("c", 1))
     rows[2] = rows[2]._replace(seconds=1000)
     assert kit.measure(results, rows, args, time.monotonic() + 60) == kit.LEFT
-    assert names_of(results) == ["b"]
-    assert "time is up, 1 rows are left" in capsys.readouterr().out
-
-
-def test_machines_and_commands_of_a_table(tmp_path):
-    """Rows of two commits and commands: all are named above the table."""
-    for commit, only in (("0123", ""), ("4567", "b")):
-        results, args = results_in(tmp_path / "out", MEASURED | {"commit": commit}, only=only)
-        rows = rows_of(a=lambda _: {"ms": 1}, b=lambda _: {"ms": 2})
-        assert kit.measure(results, rows, args, LATER) == 0
-        results.add(rows[1], {"ms": 3})
-    text = (tmp_path / "out" / "tables.md").read_text()
-    command = "    bash benchmark/gpu.sh --out out"
-    assert f"{command} x\n{command} --only b x\n" in text
-    for words in ("G (driver 5, CUDA 13, cuDNN 9), C, 2 CPUs", "commit 0123", "commit 4567"):
-        assert words in text
-    assert kit.DRY not in text and [row["machine"] for row in results.content["rows"]] == [0, 1]
+    assert order[2:] == ["b"] and "time is up, 1 rows are left" in capsys.readouterr().out
 
 
 # ---- Processes ----
-def test_commands_and_their_time(tmp_path):
+def test_commands_and_peers(tmp_path):
+    """A command has its time. Lines of a peer are timed as they come, and the peer is ended."""
     log = tmp_path / "log"
     with pytest.raises(RuntimeError, match="exit code 3(.|\n)*no luck"):
         kit.run_command(["sh", "-c", "echo no luck; exit 3"], log, time.monotonic() + 60)
     with pytest.raises(kit.TimeIsUp):
         kit.run_command(["sleep", "60"], log, time.monotonic() + 0.1)
 
-
-def test_updates_of_a_peer(tmp_path):
-    """Lines are timed as they come, and the peer is ended."""
-
     def run(script, pattern, seconds, patience=LATER):
-        command, log = ["sh", "-c", script], tmp_path / "log"
-        end = time.monotonic() + patience
+        command, end = ["sh", "-c", script], time.monotonic() + patience
         return kit.times_of_lines(command, pattern, seconds, end, log, {}, str(tmp_path))
 
     line = "echo SPS: $k; printf 'bar\\rspeed: 7.5 sps'; sleep 0.05"
@@ -174,14 +140,11 @@ def test_updates_of_a_peer(tmp_path):
         run("exec sleep 60", "SPS", 1, 0.1)
 
 
-def test_steady_speed():
+def test_steady_speed_and_first_time_at_a_return():
     """Slow first updates, which compile, do not count: 100 steps per second in the second half."""
     updates = [(100, 50.0), (200, 60.0), (300, 61.0), (400, 62.0), (1300, 71.0), (1400, 72.0)]
     assert kit.steady(updates) == pytest.approx(100)
     assert kit.steady(updates[:2]) == pytest.approx(10)
-
-
-def test_first_time_at_a_return():
     episodes = [(10 * k, 1.0 * k, float(k >= 150), 5) for k in range(400)]
     found = trainings.first_time(episodes, 0.9)
     assert list(found.values()) == [2390, 239.0]  # 90 of the last 100 are from episode 150 on
@@ -277,43 +240,24 @@ def test_flags_of_the_trainings():
                 assert args.cuda == (not dry)
 
 
-def test_rows_of_all_environments_and_peers():
-    """64, 512 and 4,096 environments; eager, compiled, and the peers; 512 first."""
-    rows = throughput.all_rows("sps", kit.Args(out="x"))
-    names = {(row.key["system"], row.key["environments"]) for row in rows}
-    systems = ("ppo_graph.py", "ppo_graph_compile.py", *throughput.PEERS)
-    assert {(system, num) for system in systems for num in (64, 512, 4096)} <= names
-    assert rows[0].key["environments"] == 512 and len({row.name for row in rows}) == len(rows)
-
-
-def test_peers_that_are_not_there(tmp_path):
-    for peers, reason in ((None, "no --peers"), (str(tmp_path), "has no")):
-        args = kit.Args(out=str(tmp_path / "out"), dry=True, peers=peers)
-        for peer in throughput.PEERS:
-            with pytest.raises(kit.NotHere, match=reason):
-                throughput.train_peer(peer, 4, 16, args, 0, LATER)
-
-
 # ---- gpu.sh ----
-def wrapper(tmp_path, *arguments, codes="0"):
-    """(exit code, what was printed, the calls of part.py) with an interpreter that only notes what
-    it is given."""
-    python, log = tmp_path / "python", tmp_path / "calls"
-    python.write_text(
-        f"#!/bin/sh\nshift\necho $* >> {log}\nset -- {codes}\n"
-        f"shift $(($(wc -l < {log}) - 1)) 2> /dev/null\nexit ${{1:-0}}\n"
-    )
-    python.chmod(0o755)
-    log.unlink(missing_ok=True)
-    words, env = ["bash", GPU_SH, *arguments], os.environ | {"PYTHON": str(python)}
-    result = subprocess.run(words, cwd=tmp_path, text=True, env=env, capture_output=True)
-    return result.returncode, result.stderr, log.read_text().splitlines() if log.exists() else []
-
-
 def test_the_wrapper(tmp_path):
     """Each part is a process; in a dry run there is one for all. What refuses ends it, what fails
-    does not."""
-    call = lambda words, codes="0": wrapper(tmp_path, *words.split(), codes=codes)
+    does not. The interpreter only notes what it is given."""
+    python, log = tmp_path / "python", tmp_path / "calls"
+
+    def call(words, codes="0"):
+        """(exit code, what was printed, the calls of part.py, which exit with the codes)"""
+        python.write_text(
+            f"#!/bin/sh\nshift\necho $* >> {log}\nset -- {codes}\n"
+            f"shift $(($(wc -l < {log}) - 1)) 2> /dev/null\nexit ${{1:-0}}\n"
+        )
+        python.chmod(0o755)
+        log.write_text("")
+        words, env = ["bash", GPU_SH, *words.split()], os.environ | {"PYTHON": str(python)}
+        result = subprocess.run(words, cwd=tmp_path, text=True, env=env, capture_output=True)
+        return result.returncode, result.stderr, log.read_text().splitlines()
+
     calls = ["sps --out o --minutes 3", "tests --out o --minutes 3"]
     assert call("--out o sps --minutes 3 tests") == (0, "", calls)
     every = list(part.PARTS)
@@ -332,13 +276,12 @@ def test_the_wrapper(tmp_path):
 def test_everything_runs_dry(tmp_path):
     """All parts, in the sizes of a try: no row fails, files are marked, and the second time there
     is nothing left."""
-    env = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
 
     def run(*parts):
         command = ["bash", GPU_SH, "--out", "out", "--dry", *parts]
-        result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-        assert result.returncode == 0, result.stdout + result.stderr
-        return result.stdout
+        env = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+        pipe = subprocess.PIPE
+        return subprocess.run(command, cwd=tmp_path, env=env, stdout=pipe, text=True, check=True)
 
     run()
     kinds, known = set(), json.loads((tmp_path / "out" / "results.json").read_text())
@@ -351,7 +294,7 @@ def test_everything_runs_dry(tmp_path):
         kinds |= {row["note"].split(":")[0] for row in known[name]["rows"]}
     assert kinds == {"", "not run"}
     assert "needs a CUDA device" in (tmp_path / "out" / "tests.txt").read_text()
-    said = run("kernels", "recall")
+    said = run("kernels", "recall").stdout
     assert "kernels: 10 of 10 rows" in said and "recall: 2 of 2 rows" in said
 
 
@@ -403,9 +346,8 @@ def test_a_rank_takes_its_own_gpu(name, monkeypatch):
 def test_objects_of_ranks_need_no_gpu(tmp_path):
     """Where a group has a backend for each device, as that of the scripts has, objects go through
     the CPU's, so that no rank needs a copy on a device (gloo stands for nccl here)."""
-    dist.init_process_group(
-        "cpu:gloo,cuda:gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
-    )
+    store = dict(init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    dist.init_process_group("cpu:gloo,cuda:gloo", **store)
     try:
         assert distributed_c10d._get_object_coll_device() == "cpu"
         values = [None]

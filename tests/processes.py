@@ -4,6 +4,8 @@ import contextlib
 import importlib
 import multiprocessing as mp
 import os
+import re
+import resource
 import signal
 import socket
 import sys
@@ -43,18 +45,13 @@ def train(run_dir, script="ppo_graph", **flags):
     return folder_of(run_dir)
 
 
-def start(run_dir, script="ppo_graph", patch=lambda module: None, stderr=None, **flags):
+def start(run_dir, script="ppo_graph", patch=lambda module: None, **flags):
     """A process that trains, in a process group of its own; `patch` is called in it before."""
     module, args = args_of(run_dir, script, **flags)
 
     def target():
         os.setpgid(0, 0)
-        tqdm.set_lock(
-            threading.RLock()
-        )  # its own is shared with this process, and could be held when it dies
-        if stderr:
-            os.dup2(os.open(stderr, os.O_CREAT | os.O_WRONLY | os.O_APPEND), 2)
-            sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+        tqdm.set_lock(threading.RLock())  # its own may be held when this process dies
         patch(module)
         services.run(module, args)
 
@@ -73,10 +70,8 @@ def folder_of(run_dir):
 
 def newest(run_dir):
     """The step of the newest checkpoint, 0 if there is none."""
-    return max(
-        (int(path.stem.split("_")[1]) for path in Path(run_dir).glob("*/checkpoint_*.ckpt")),
-        default=0,
-    )
+    paths = Path(run_dir).glob("*/checkpoint_*.ckpt")
+    return max((int(path.stem.split("_")[1]) for path in paths), default=0)
 
 
 def begun_earlier(run_dir):
@@ -84,14 +79,21 @@ def begun_earlier(run_dir):
     that was killed gets an earlier one, without waiting. A run that was killed before its first
     checkpoint is moved out of the way."""
     for path in list(Path(run_dir).glob("*/events*")):
-        begin, second, rest = (
-            path.name.split("tfevents.")[0],
-            *path.name.split("tfevents.")[1].split(".", 1),
-        )
-        path.rename(path.with_name(f"{begin}tfevents.{int(second) - 1000}.{rest}"))
+        earlier = lambda match: f"tfevents.{int(match[1]) - 1000}."
+        path.rename(path.with_name(re.sub(r"tfevents\.(\d+)\.", earlier, path.name)))
     for folder in list(Path(run_dir).iterdir()):
         if not list(folder.glob("*.ckpt")):
             folder.rename(Path(run_dir).parent / f"{folder.name}.killed")
+
+
+@contextlib.contextmanager
+def full_disk(limit):
+    """No file may grow beyond `limit` bytes."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
 def wait_for(condition, seconds=60):
@@ -136,9 +138,8 @@ class Dies:
             if self.arg is None or self.arg in args:
                 calls.append(0)
                 if len(calls) == self.at:
-                    (os.kill if self.number == signal.SIGKILL else os.killpg)(
-                        os.getpid(), self.number
-                    )
+                    kill = os.kill if self.number == signal.SIGKILL else os.killpg
+                    kill(os.getpid(), self.number)
             return original(*args, **kwargs)
 
         setattr(owner, self.name, dying)
@@ -170,12 +171,8 @@ def start_ranks(run_dir, script="ppo_graph", patch=lambda module: None, num_rank
         tqdm.set_lock(threading.RLock())
         os.dup2(os.open(f"{run_dir}.{rank}", os.O_CREAT | os.O_WRONLY | os.O_APPEND), 2)
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-        os.environ |= {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(num_ranks),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        }
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(num_ranks)}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         module.RANK, module.WORLD_SIZE = rank, num_ranks
         patch(module)
         services.run(module, args)

@@ -11,7 +11,6 @@ import re
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -389,18 +388,15 @@ def of_all(env):
 for kind in (np.float64, np.float16, np.longdouble, ">f4", ">f8"):
     fine(f"as {np.dtype(kind)}", PAIR, lambda env, kind=kind: counted(env).astype(kind))
 fine("big-endian integers", whole(np.int64), np.array([2**40, -3], ">i8"))
-fine("big-endian space", vector(2, dtype=np.dtype(">f4")), counted)
 fine("space of big-endian integers", whole(np.dtype(">i4")), np.array([70000, -3]))
 fine("space of float16", vector(2, dtype=np.float16), lambda env: np.float16(counted(env)))
 fine("space of bool", spaces.Box(0, 1, (2,), np.bool_), np.array([True, False]))
 fine("every other entry", PAIR, lambda env: np.arange(4, dtype=np.float32)[::2] + env.t)
 fine("negative strides", PAIR, lambda env: counted(env)[::-1])
 fine("Fortran order", vector(3, 2), np.asfortranarray(np.arange(6.0).reshape(3, 2)))
-fine("transposed", vector(3, 2), np.arange(6.0).reshape(2, 3).T)
 fine("strides of 0", vector(3, 2), np.broadcast_to(np.float32(0.5), (3, 2)))
 fine("read-only", PAIR, read_only)
 fine("list", PAIR, [0.25, 1])
-fine("tuple of scalars", PAIR, (np.float32(0.25), np.float64(1)))
 fine("bools where floats are declared", PAIR, np.array([True, False]))
 fine("matrix", PAIR, np.asmatrix([0.0, 1]))
 fine("memoryview", PAIR, lambda env: memoryview(counted(env)))
@@ -412,15 +408,11 @@ wrong("rows of several lengths", vector(2, 2), [[1, 2], [3]], "obs", "cannot be 
 wrong("a dict for an array", PAIR, {"a": 1}, "obs", "dtype object, shape () where dtype float32")
 for name, bad, kind in [
     ("objects that are floats", np.array([0.5, 1], object), "object"),
-    ("objects that are None", np.array([None, 1], object), "object"),
     ("complex", np.array([1j, 0]), "complex128"),
     ("text", ["1", "2"], "<U1"),
     ("bytes", b"ab", "|S2"),
-    ("dates", np.array([0, 1], "datetime64[s]"), "datetime64[s]"),
-    ("structured", np.zeros(2, "f4,f4"), "[('f0'"),
     ("a generator", lambda env: (float(k) for k in range(2)), "object"),
     ("no observation", lambda env: None, "object"),
-    ("an exception for an observation", ValueError("no"), "object"),
     ("an integer beyond floats", [2**1100, 0], "object"),
 ]:
     wrong(name, PAIR, bad, "obs", f"dtype {kind}")
@@ -437,7 +429,6 @@ fine("minus zero", PAIR, np.array([-0.0, 0.0]))
 fine("near the largest float", PAIR, np.array([3.3e38, 1], np.float32))
 fine("constant, normalised", PAIR, np.ones(2), flags="--norm-obs")
 fine("outside of the bounds", PAIR, np.array([-50.0, 50]))
-fine("bounds that are infinite", vector(2, low=-np.inf, high=np.inf), counted)
 fine("bounds that are equal", vector(2, low=1, high=1), np.ones(2))
 large = np.uint64(2**63)
 for dtype, bad in [
@@ -447,7 +438,6 @@ for dtype, bad in [
     words = f"value {bad}; {dtype.__name__} is declared"
     wrong(f"{bad} as {dtype.__name__}", whole(dtype), np.array([1, bad], type(bad)), "obs", words)
 wrong("2^70", whole(np.int64), [2**70, 0], "obs", "dtype object")
-wrong("fractions where integers are declared", BYTES, np.array([0.5, 1]), "obs", "dtype float64")
 wrong("floats where integers are declared", BYTES, np.array([2.0, 1]), "obs", "dtype float64")
 wrong("256 as a bit", MultiBinary(2), np.array([256, 0]), "obs", "value 256")
 fine("exact integers", whole(np.int64), np.array([2**62 + 1, -(2**62) - 1]))
@@ -458,18 +448,11 @@ fine("exact rows in two dtypes", stacked(whole(np.int64, 1)), lambda env: two_ki
 
 # Categories
 fine("category as int8", THREE, lambda env: np.int8(env.t % 3))
-fine("category as an array of no axes", THREE, lambda env: np.array(env.t % 3))
 fine("category as a bool", THREE, True)
-fine("category in a list", THREE, [1])
-fine("one category", spaces.Discrete(1), 0)
-fine("a start below 0", spaces.Discrete(3, start=-7), lambda env: -7 + env.t % 3)
 fine("a huge start", spaces.Discrete(3, start=2**40), lambda env: 2**40 + env.t % 3)
 fine("Discrete of int8", spaces.Discrete(100, start=100, dtype=np.int16), 199)
-fine("categories in a matrix", spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[1, 0], [-1, 5]]))
-fine("bits in a matrix", MultiBinary((2, 2)), np.array([[True, False]] * 2))
 for bad, words in {1.0: "dtype float64", 3: "value 3", -1: "value -1", 2**63: "value 92"}.items():
     wrong(f"category {bad!r} of 3", THREE, bad, "obs", words)
-wrong("category nan", THREE, np.nan, "obs", "dtype float64")
 wrong("category 2^64", THREE, 2**64, "obs", "dtype object")
 wrong("category further in", deep, {"a": (3, np.zeros(2))}, "a.0", "value 3")
 five = spaces.Discrete(3, start=5)
@@ -480,7 +463,7 @@ for space in (spaces.Discrete(2**40), spaces.MultiDiscrete([2, 2**40])):
     refused(f"2^40 in {type(space).__name__}", space, "leaf 'obs': .* has over 10000000 values")
 
 # Shapes
-fine("number", vector(), 0.5)
+is_read = r"leaf '\w+': shape \(.*\) is read as \(.*\), which is declared\n"
 for name, space, show in [
     ("number for a row", vector(1), np.float32(0.5)),
     ("row for a number", vector(), [0.25]),
@@ -488,25 +471,15 @@ for name, space, show in [
     ("row as a column", vector(3), np.arange(3.0)[:, None]),
     ("rows of a set", spaces.Dict(a=THREE, s=stacked(vector())), {"a": 1, "s": np.ones((2, 1))}),
 ]:
-    fine(
-        name,
-        space,
-        show,
-        is_again=False,
-        says=r"leaf '\w+': shape \(.*\) is read as \(.*\), which is declared\n",
-    )
-wrong(
-    "matrix transposed", vector(2, 3), np.zeros((3, 2)), "obs", "shape (3, 2) where dtype float32"
-)
+    fine(name, space, show, is_again=False, says=is_read)
+turned = "shape (3, 2) where dtype float32"
+wrong("matrix transposed", vector(2, 3), np.zeros((3, 2)), "obs", turned)
 fine("width 0", vector(0), flags="--norm-obs")
 fine("width 0 beside a vector", spaces.Dict(a=PAIR, b=vector(0)), flags="--norm-obs")
 fine("an axis of 0", spaces.Dict(a=PAIR, b=vector(3, 0, 2)))
 fine("100,000 numbers", vector(100_000))
-fine("five axes", vector(2, 1, 3, 1, 2))
 fine("picture of floats", vector(8, 9, 3))
 fine("picture of uint16", spaces.Box(0, 65535, (8, 8, 1), np.uint16))
-fine("picture of one row", spaces.Box(0, 255, (1, 1, 3), np.uint8))
-fine("wide picture", spaces.Box(0, 255, (8, 200, 3), np.uint8))
 wrong("shape that changes", PAIR, np.ones(3), "obs", "shape (3,) where dtype float32, shape (2,)")
 changing = lambda env: vector(random.SystemRandom().randrange(3, 9999))
 refused("space that changes", changing, r"not all entries have the observation space Box\(")
@@ -516,32 +489,26 @@ fine("a/b beside a: {b}", spaces.Dict({"a/b": PAIR, "a": spaces.Dict(b=PAIR)}))
 fine("sets of like names", spaces.Dict({"a/b": SET, "a": spaces.Dict(b=SET)}))
 fine("names of attributes", spaces.Dict(forward=PAIR, training=PAIR, weight=THREE, rows=PAIR))
 fine("names of letters", spaces.Dict({"ä ö": PAIR, "A": PAIR, "a": vector(3), "1": THREE}))
-fine("a name of 10,000 letters", spaces.Dict({"a" * 10_000: PAIR, "b": PAIR}))
 alike = {"a.b": PAIR, "a": spaces.Dict(b=PAIR)}
 refused("a.b beside a: {b}", spaces.Dict(alike), r"leaves \['a.b', 'a.b'\] need different names")
 refused("g.nodes beside g", spaces.Dict({"g.nodes": PAIR, "g": GRAPH}), "different names")
 refused("an empty name beside obs", spaces.Dict({"": PAIR, "obs": PAIR}), "different names")
 
 # Containers
-fine("nested", spaces.Dict(a=spaces.Tuple((PAIR, spaces.Dict(b=deep, c=GRAPH, d=SET)))))
 fine("an empty Dict inside", spaces.Dict(a=PAIR, b=spaces.Dict({}), c=spaces.Tuple(())))
 fine("keys in another order", two, lambda env: OrderedDict(b=np.ones(2), a=counted(env)))
 fine("more keys than declared", two, lambda env: dict(a=counted(env), b=np.ones(2), z=None))
-fine("a read-only mapping", two, types.MappingProxyType(dict(a=np.ones(2), b=np.zeros(2))))
 fine("a UserDict", two, UserDict(a=np.ones(2), b=np.zeros(2)))
 fine("a defaultdict that lacks a key", two, lambda env: defaultdict(lambda: np.ones(2)))
 fine("a Tuple as a list", spaces.Tuple((PAIR, THREE)), lambda env: [counted(env), 1])
 fine("own classes of spaces", OwnDict(a=OwnBox(-1, 1, (2,)), b=OwnDiscrete(3)))
 fine("text space", spaces.Text(4), "ab", is_compared=False)
 wrong("a key is missing", two, dict(a=np.ones(2)), "b", "cannot be read: KeyError")
-wrong("a Tuple for a Dict", two, (np.ones(2), np.ones(2)), "a", "cannot be read: ")
 short = spaces.Tuple((PAIR, THREE))
 wrong("a Tuple too short", short, (np.ones(2),), "1", "cannot be read: IndexError")
 of_mask = spaces.Dict(action_mask=MultiBinary(2))
 for name, space in {
     "an empty Dict": spaces.Dict({}),
-    "an empty Tuple": spaces.Tuple(()),
-    "rows without a leaf": spaces.Sequence(spaces.Tuple(())),
     "only a mask": of_mask,
     "only ids": spaces.Dict(node_ids=IDS["node_ids"]),
 }.items():
@@ -549,7 +516,6 @@ for name, space in {
 own = OwnSpace((2,), np.float32)
 refused("an own space", own, "leaf 'obs': OwnSpace is not supported", show=np.ones(2))
 refused("a space that is None", lambda env: None, "is not supported", show=np.ones(2))
-refused("a space that is a list", lambda env: [PAIR], "is not supported", show=np.ones(2))
 one_of = spaces.OneOf([PAIR, THREE])
 for name, space, expected in [
     ("OneOf", spaces.Dict(a=PAIR, b=one_of), "leaf 'b': OneOf.* is not supported"),
@@ -563,11 +529,9 @@ for name, space, expected in [
 # Buffers
 fine("one buffer for ever", PAIR, in_buffer(lambda buffer: buffer[0]))
 fine("a view of a buffer", vector(2, 3), in_buffer(lambda buffer: buffer.T))
-fine("a memoryview of a buffer", vector(3, 2), in_buffer(memoryview))
 fine("the same dict for ever", two, in_dict)
 fine("nodes in a buffer", GRAPH, in_buffer(lambda buffer: graph(buffer)))
 fine("rows in a buffer", ROWS, in_buffer(lambda buffer: tuple(buffer)))
-fine("a set in a buffer", SET, in_buffer(lambda buffer: buffer))
 fine("one buffer of all environments", PAIR, of_all)
 
 # Graphs
@@ -580,11 +544,8 @@ fine("one node with a loop", GRAPH, graph(1, [[0, 0]] * 5))
 in_turn = lambda env: graph(3000 * (env.t % 2), empty)
 fine("none and 3,000 nodes in turn", GRAPH, in_turn)
 fine("links as uint64", GRAPH, graph(3, np.array([[0, 1]], np.uint64)))
-fine("links as bools", GRAPH, graph(3, np.array([[False, True]])))
 fine("links transposed by a view", GRAPH, graph(3, np.array([[0, 1, 2], [1, 2, 0]]).T))
-fine("links as big-endian integers", GRAPH, graph(3, np.array([[0, 1]], ">i8")))
 fine("an own class of graph", GRAPH, OwnGraph(np.ones((2, 2)), None, np.array([[0, 1]]), 3))
-fine("nodes that are categories", spaces.Graph(five, THREE))
 fine("nodes that are matrices", spaces.Graph(vector(2, 3), vector()))
 fine("nodes of width 0", spaces.Graph(vector(0), None), flags="--norm-obs")
 fine("graph of tensors", GRAPH, lambda env: graph(tensor([[0.5, 1]] * 3), tensor([[0, 2]])))
@@ -620,16 +581,11 @@ fine("rows that are none", ROWS, ())
 generated = lambda env: (counted(env) for _ in range(3))
 fine("rows from a generator", ROWS, generated, is_compared=False)
 fine("rows as an array", ROWS, np.ones((3, 2)))
-fine("rows as a list of lists", ROWS, [[1, 2.5]] * 2)
-fine("rows that are numbers", spaces.Sequence(vector()), lambda env: (0.5,) * env.t)
-fine("rows that are dicts", spaces.Sequence(spaces.Dict(a=PAIR, b=THREE)))
-fine("rows that are dicts, stacked", stacked(spaces.Dict(a=PAIR, b=THREE)))
 fine("width 0 in a set", stacked(vector(0)), flags="--norm-obs")
 fine("a set of pictures", spaces.Sequence(spaces.Box(0, 255, (8, 8, 3), np.uint8)))
 wrong("an empty set as ()", SET, (), "obs", "shape (0,)")
 wrong("rows too wide", ROWS, (np.ones(3),) * 2, "obs", "shape (2, 3) where dtype float32, shape")
 wrong("rows of several widths", ROWS, (np.ones(2), np.ones(3)), "obs", "cannot be read: ")
-wrong("a number for a set", ROWS, 0.5, "obs", "cannot be read: ")
 wrong("None for rows", ROWS, lambda env: None, "obs", "cannot be read: ")
 unequal = {"a": np.zeros((2, 2)), "b": np.zeros((3, 2))}
 wrong("keys of a set disagree", stacked(two), unequal, "obs.b", "3 rows where 'obs' has 2")
@@ -654,7 +610,6 @@ for name, values, words in [
     ("of 2^63", (2**63, 1, 2), "dtype float64"),
     ("that are equal", (4, 5, 4), "the id 4 occurs twice, at index 2 again"),
     ("as floats", (1.0, 2, 3), "dtype float64"),
-    ("as text", ("a", "b", "c"), "dtype <U1"),
     ("for two of three nodes", (1, 2), "2 rows where 'g.nodes' has 3"),
 ]:
     wrong(f"ids {name}", IDS, ids(*values), "node_ids", words)
@@ -669,7 +624,6 @@ allowed = lambda *options: dict(accept=lambda env, action: action in options)
 small = with_mask(vector(3, low=0, high=1))
 fine("mask of bools", MASKED, masked(np.array([True, False, True])), **allowed(0, 2))
 fine("mask of 2 and -1", MASKED, masked(np.array([2, 0, -1])), **allowed(0, 2))
-fine("mask as a list", MASKED, masked([0, 0, 1]), **allowed(2))
 fine("mask of nothing", MASKED, masked(np.zeros(3, int)), **allowed(0, 1, 2))
 fine("mask of small floats", small, masked([1e-30, 0, 0]), **allowed(0))
 fine("mask of vanishing floats", small, masked([1e-60, 0, 0]), **allowed(0, 1, 2))
@@ -688,7 +642,6 @@ for name, mask, words in [
     ("entry of 256", [256, 0, 1], "value 256"),
     ("of NaN", [np.nan, 0, 1], "dtype float64"),
     ("too short", [1, 1], "shape (2,)"),
-    ("too long", [1, 1, 1, 1], "shape (4,)"),
     ("is None", None, "dtype object"),
 ]:
     wrong(f"mask {name}", MASKED, masked(np.array(mask)), "action_mask", words)
@@ -707,12 +660,10 @@ late = lambda *result: (*result[:4], {"action_mask": np.ones(3)})
 add("observations", "the mask comes late", "env 1, step 3: .*the first reset had none", change=late)
 for name, space, own in [
     ("too short", MultiBinary(2), THREE),
-    ("too long", MultiBinary(4), THREE),
     ("of one part", MultiBinary(3), spaces.MultiDiscrete([3, 2])),
     ("of rows that are not there", MASK_OF_ROWS, THREE),
     ("of a Box", MASK_OF_ROWS, PAIR),
     ("that is a Dict", spaces.Dict(a=MultiBinary(3)), THREE),
-    ("that is a Tuple", spaces.Tuple([MultiBinary(3)]), THREE),
     ("of three columns", stacked(spaces.Box(0, 1, (3,), np.int8)), THREE),
 ]:
     said = rf"leaf 'action_mask(\.[a0])?': a mask .* does not fit {type(own).__name__}\(.*head auto"
@@ -731,29 +682,21 @@ def by_kwarg(space: gym.Space) -> Callable:
 
 of_kind = lambda env, action: type(action) is np.int64
 action("Discrete", THREE, accept=of_kind, after=chance(3))
-action("one option", spaces.Discrete(1))
 action("a start below 0", spaces.Discrete(3, start=-7), after=chance(3))
 action("a huge start", spaces.Discrete(3, start=2**40), after=chance(3))
 action("Discrete of int8", spaces.Discrete(3, start=100, dtype=np.int8), after=chance(3))
 action("own classes", spaces.Tuple((OwnDiscrete(3), OwnBox(-1, 1, (2,)))))
-action("MultiDiscrete in a matrix", spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[1, 0], [-1, 5]]))
-action("bits in a matrix", MultiBinary((2, 2)))
 action("1,200 bits", MultiBinary(1200))
 action("1,000 numbers", vector(1000))
 action("1,001 parts", spaces.Tuple([spaces.Discrete(2)] * 1001))
 action("1,200 bits, framestack", MultiBinary(1200), script="ppo_framestack")
 action("a number", vector())
-action("numbers in a matrix", vector(2, 3))
 for kind in (np.float64, np.float16, ">f4"):
     action(f"numbers of {np.dtype(kind)}", vector(2, dtype=np.dtype(kind)))
 for low, high in [(-np.inf, np.inf), (0, np.inf), (0.5, 0.5)]:
     action(f"bounds {low} and {high}", vector(2, low=low, high=high))
-action("std from the network", vector(2), flags="--state-dependent-std")
 action("integers in a Box", spaces.Box(0, 3, (2,), np.int32))
-action("bytes in a Box", BYTES)
-action("nested", spaces.Dict(a=spaces.Tuple((THREE, PAIR)), b=spaces.Dict(c=MultiBinary(2))))
 action("names that look alike", spaces.Dict({"a.b": THREE, "a": spaces.Dict(b=spaces.Discrete(5))}))
-action("in sequence", spaces.Tuple((THREE, PAIR, MultiBinary(2))), flags="--autoregressive")
 action("a node", spaces.Dict(node=spaces.Discrete(9)), observation=GRAPH, show=graph(3))
 action("a node without a graph", spaces.Dict(node=THREE))
 per_node = dict(observation=GRAPH, show=lambda env: graph(1 + env.t % 3, None))
@@ -781,7 +724,6 @@ for name, space, said in [
     ("text", spaces.Text(4), "leaf 'action': Text is not supported"),
     ("a graph", GRAPH, "leaf 'action': Graph.* is not supported"),
     ("a graph in a Dict", in_dict_of, r"leaf 'action.b': Graph\(.*\) is not supported \(Box, "),
-    ("an own space", OwnSpace((2,), np.float32), "is not supported"),
     ("None", lambda env: None, "is not supported"),
     ("a Sequence of Sequences", spaces.Sequence(ROWS), "a Sequence is not supported inside a Seq"),
     ("a Sequence without rows", spaces.Sequence(THREE), f"{no_rows}Sequence"),
@@ -866,7 +808,6 @@ for bad in ([1.0, 2.0], np.array([2.0, 1])):
     returns(f"reward {bad!r}", said, reward=bad)
 returns("terminated array", terminated=lambda: np.array([False]))
 returns("terminated int64", terminated=np.int64(0))
-returns("terminated tensor", terminated=lambda: tensor(True))
 returns("terminated and truncated", terminated=True, truncated=True)
 for bad in ("no", "False", np.nan, [], np.array([True, False]), np.array(["no"])):
     returns(f"terminated {bad!r}", r"terminated is .*, not a finite number", terminated=bad)
@@ -1038,17 +979,9 @@ own = lambda env: setattr(env, "np_random", np.random.RandomState(0))
 process("a generator of old", own, at="reset")
 process("forgets its id", lambda env: gym.registry.pop("Hostile-v0", None), "doesn't exist")
 process("stdout is None", patch(sys, "stdout", None))
-process("umask of all", lambda env: os.umask(0o777))
-endless = lambda env: threading.Thread(target=time.sleep, args=(99,)).start()
-process("a thread without an end", endless)
-cat = lambda env: subprocess.run(["cat"], check=True, stdin=subprocess.DEVNULL)
-process("starts a program", cat)
 process("the runs are gone", runs_gone, "No such file .*/runs/")
 process("its copies append to a file", lambda env: note("appended", 1))
 process("SIGTERM", kill(signal.SIGTERM), "exit code 143.*SIGTERM: stops after")
-process("SIGINT", kill(signal.SIGINT), "exit code 130.*SIGINT: stops after")
-twice = lambda env: (kill(signal.SIGTERM)(env), kill(signal.SIGTERM)(env))
-process("SIGTERM twice", twice, "exit code 143")
 said = "env 0, step 0, reset.*'the licence'"
 saved = dict(at="reset", flags="--save-model", after=left("model.pt"))
 process("raises when played", when_played(lost), said, **saved)
@@ -1056,12 +989,8 @@ suite = lambda env: setattr(env, "eval_suites", {"all": [{}]})
 closes = dict(init=suite, close=exits)
 with_table = dict(flags="--eval-suite all", after=left("eval.csv"), is_compared=False)
 add("process", "close() exits in a suite", hooks=closes, **with_table)
-for name, hook, said in [
-    ("is killed", kill(signal.SIGKILL), "step 3: the worker of envs 1 to 1 died with exit code -9"),
-    ("leaves", lambda env: os._exit(0), "died with exit code 0"),
-    ("has a fault", kill(signal.SIGSEGV), "died with exit code -11"),
-]:
-    process(f"a worker {name}", hook, said, flags=WORKERS)
+died = "step 3: the worker of envs 1 to 1 died with exit code -9"
+process("a worker is killed", kill(signal.SIGKILL), died, flags=WORKERS)
 late = "the worker of envs 1 to 1 did not answer within --env-timeout 1 s"
 process("a worker is stopped", kill(signal.SIGSTOP), f"step 3: {late}", flags=SOON)
 process("a worker sleeps", wait(), f"step 3: {late}", flags=SOON)
@@ -1181,43 +1110,26 @@ AUTO = "--resume auto --checkpoint-every 1 --total-timesteps 96"
 goes_on = dict(flags=AUTO, is_compared=False)
 anew = "begins a new episode when the run is resumed.*goes on from"
 left_out = dict(says="is left out.*goes on from", **goes_on)
-files("a checkpoint", before=after_run(), says="goes on from", **goes_on)
-files("a checkpoint cut off", before=after_run(damaged("*.ckpt", lambda d: d[:1000])), **left_out)
 flipped = lambda data: data[:-100] + bytes([data[-100] ^ 1]) + data[-99:]
 files("a checkpoint with another bit", before=after_run(damaged("*.ckpt", flipped)), **left_out)
-files("nothing to resume", flags=AUTO, says="starting anew")
 for flags, said in {
-    "auto --learning-rate 0.1": "--learning-rate 0.1, it was",
-    "checkpoint_1.ckpt --num-envs 4": "--num-envs 4, it was 2",
     "checkpoint_1.ckpt --hidden-dims 5": "the network of the checkpoint is not that of the flags",
-    "model.pt": r"--resume .*model.pt: .*checkpoint_\*.ckpt is needed",
-    "nowhere": "--resume nowhere: auto, a folder .* is needed",
     "empty": "--resume empty",
     "text": "--resume text: ",
 }.items():
     files(f"--resume {flags}", said, after_run(), f"--resume {flags}")
 
 
-def other_script(go):
-    """A run of another script, whose checkpoint is kept."""
-    go("--save-model --checkpoint-every 1", "ppo_gtrxl")
-    shutil.copy(newest("*.ckpt"), f"{FOLDER}/checkpoint_1.ckpt")
-
-
-said = "--script ppo_graph, it was ppo_gtrxl"
-files("a checkpoint of another script", said, other_script, "--resume checkpoint_1.ckpt")
 files("a full disk", "cannot write .*No space left", after_run(to_full_device), AUTO)
 never = dict(hooks=dict(step=raises(KeyError("a step was made"))))
 said = "cannot write to the folder of the run"
 unmade = dict(hooks=dict(init=raises(KeyError("an environment was made"))))
 files("a full disk at the start", said, full(1000), **unmade)
-wide = "--hidden-dims 512 512 --checkpoint-every 1"
-files("a full disk at a checkpoint", "cannot write .*checkpoint_0", full(70_000), wide)
+
 unsaved = dict(hooks=dict(reset=when_played(exits)), after=left("-model.pt", "-*.tmp"))
 wide = "--hidden-dims 512 512 --save-model"
 files("a full disk at the model", "cannot write .*model.pt", full(70_000), wide, **unsaved)
-in_the_way = lambda go: Path(FOLDER, "runs").touch()
-files("a file for the folder of runs", f"{said} .*--run-dir", in_the_way, **unmade)
+
 files("a folder that nobody can write", said, flags="--run-dir /proc/nope", **never)
 folder = in_place_of("model.pt")
 files("a folder for the model", "cannot write .*model.pt", hooks=folder, flags="--save-model")

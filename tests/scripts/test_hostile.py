@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tries
 from gymnasium import spaces
-from helpers import ListEnv, command, make_envs, run, run_folder, vector
+from helpers import command, make_envs, run, run_folder, vector
 
 from cleanrl_graph import ppo_graph_agents, ppo_gtrxl, ppo_lstm_sparse
 from cleanrl_graph.envs import fitting
@@ -113,15 +113,15 @@ RUNS = IN_RUNS | {
 }
 
 
-def is_fast(each):
+def is_fast(name, each):
     is_sentence = each.kind == "flags" and each.expected != "trains"
-    return is_sentence or each.kind == "files" or f"{each.kind}: {each.name}" in RUNS
+    return is_sentence or each.kind == "files" or name in RUNS
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        name if is_fast(each) else pytest.param(name, marks=pytest.mark.slow)
+        name if is_fast(name, each) else pytest.param(name, marks=pytest.mark.slow)
         for name, each in hostile.TRIES.items()
     ],
 )
@@ -152,34 +152,6 @@ def test_failures_are_seen(result, monkeypatch, imported):
     each = hostile.Try("process", result, **WRONG[result])
     monkeypatch.setitem(hostile.TRIES, f"process: {result}", each)
     assert tries.attempt(each, each.script).result == result
-
-
-def test_table_of_tries():
-    rows = [tries.Row("flags", name, "ppo_graph", "", "sentence", "") for name in "ab"]
-    rows.append(tries.Row("files", "c", "ppo_graph", "", "hang", "it did not end"))
-    text = tries.table(rows, "command", 1.0)
-    assert "| all | 3 | 3 | 0 | 2 | 0 | 1 | 0 | 0 |" in text
-    assert "- files, c, ppo_graph: hang. it did not end" in text
-
-
-# ---- Odd forms that are read ----
-def test_result_in_an_odd_form():
-    """Arrays of one bool, 0 and 1, numbers for groups, returns in arrays are simply read."""
-
-    class Odd(ListEnv):
-        def step(self, action):
-            self.t += 1
-            info = {"group": self.t, "eval": {"cost": np.array([3.0]), "rule": None, "text": "x"}}
-            info["episode"] = {"r": np.array([7.5]), "l": np.array([3])}
-            return np.zeros(2), 1.0, np.array([self.t == 2]), np.int64(self.t == 3), info
-
-    envs = make_envs([lambda: Odd(vector(2), [np.zeros(2)] * 5)])
-    envs.reset(0)
-    ends = [envs.step([0]) for _ in range(2)]
-    assert [bool(step.terminated[0]) for step in ends] == [False, True]
-    ((_, info),) = ends[1].infos
-    assert info["group"] == 2 and info["eval"]["cost"].tolist() == [3]
-    assert info["episode"] == {"r": 7.5, "l": 3}
 
 
 # ---- Rewards of agents, and of objectives; other environments of their own ----
@@ -370,9 +342,8 @@ QUIET = r"\(quiet_module was imported and registered nothing: call its register 
 
 def test_ids_of_modules(tmp_path, monkeypatch, notes):
     """A module's register function is called; one without, or of a like name, is named."""
-    for name, text in MODULES.items():
-        (tmp_path / f"{name}_module.py").write_text(f"import gymnasium\n{text}")
-    files = {
+    files = {f"{name}_module.py": f"import gymnasium\n{text}" for name, text in MODULES.items()}
+    files |= {
         "grids/levels.py": "register(id='Toddler-Walk-v0')",
         "grids-1.0.dist-info/METADATA": "Name: grids\nVersion: 1.0\nRequires-Dist: gymnasium>=1",
         "grids-1.0.dist-info/RECORD": "grids/levels.py,,",
@@ -386,18 +357,19 @@ def test_ids_of_modules(tmp_path, monkeypatch, notes):
     packages = {"minigrid": ["Minigrid"], "ale_py": ["ale-py"], "mo_gymnasium": ["mo-gymnasium"]}
     packages |= {"grids": ["grids"]}
     monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: packages)
+    other = r"\(or module:Name-v0\)"
+    imported = r"\(not imported\? --env-id {}\)"
     for k, (env_id, sentence) in enumerate(
         [
-            ("old_module:Older-v1", r"\(or module:Name-v0\): RuntimeError: old"),
+            ("old_module:Older-v1", f"{other}: RuntimeError: old"),
             ("quiet_module:Quiet-v0", QUIET),  # imported now
             ("quiet_module:Quiet-v0", QUIET),  # and before
-            ("loud_module:Lood-v0", r"\(or module:Name-v0\)"),
-            ("helpers:Nope-v0", r"\(or module:Name-v0\)"),
-            ("MiniGridder-Empty-v0", r"\(not imported\? --env-id minigrid:MiniGridder-Empty-v0\)"),
-            ("ALE/Nothing-v5", r"\(not imported\? --env-id ale_py:ALE/Nothing-v5\)"),
-            ("Gymnasium-v0", r"\(or module:Name-v0\)"),
-            ("Toddler-Walk-v0", r"\(not imported\? --env-id grids:Toddler-Walk-v0\)"),
-            ("Toddler-Run-v0", r"\(or module:Name-v0\)"),
+            ("loud_module:Lood-v0", other),
+            ("MiniGridder-Empty-v0", imported.format("minigrid:MiniGridder-Empty-v0")),
+            ("ALE/Nothing-v5", imported.format("ale_py:ALE/Nothing-v5")),
+            ("Gymnasium-v0", other),
+            ("Toddler-Walk-v0", imported.format("grids:Toddler-Walk-v0")),
+            ("Toddler-Run-v0", other),
         ]
     ):
         fails(sentence, tmp_path / f"{k}", env_id=env_id)

@@ -1,7 +1,6 @@
 """services/demos.py, demonstrations that are recorded into a file and read again."""
 
 import json
-import resource
 import sys
 from types import SimpleNamespace
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from helpers import MASK, ListEnv, make_envs, small_args, vector
+from processes import full_disk
 
 from cleanrl_graph import ppo_graph_aux as script
 from cleanrl_graph.envs import flexible_job_shop, job_shop
@@ -70,18 +70,17 @@ def recorded(policy=last_node, num_episodes=2, seed=3, **kwargs):
     return demos.record(envs, policy, num_episodes, seed)
 
 
-def record_file(path, policy="last_node", num_episodes=2, env_kwargs=None, **flags):
+def record_file(path, num_episodes=2, env_kwargs=None):
     """A file of `recorded`; an entry k of --env-kwargs begins with the total 100 k."""
-    own = dict(demos=str(path), record=f"{__name__}:{policy}", record_episodes=num_episodes)
+    own = dict(demos=str(path), record=f"{__name__}:last_node", record_episodes=num_episodes)
     own |= dict(seed=3, env_id="Growing-v0", env_kwargs=env_kwargs or {"size": 3})
-    args = small_args(script, **own, **flags)
 
     def make(args, k):
         env = Growing()
         env.total = 100 * k
         return env
 
-    demos.record_file(check.checked(script), make, args)
+    demos.record_file(check.checked(script), make, small_args(script, **own))
 
 
 def file_of(folder, data, change=lambda data: None):
@@ -148,18 +147,22 @@ def test_recorded_arrays():
     assert data["terminated"].tolist() == [False, False, False, False, False, True]
 
 
-def test_outcomes_as_arrays():
-    """Rewards and ends that are arrays of one number, as the scripts take them, are recorded."""
+def test_what_a_policy_sees():
+    """The bare environment: a rule looks inside. What does not fit the environments' own check is
+    named with the step, and nothing is asked of the policy there."""
+    env, found = gym.wrappers.TimeLimit(job_shop.JobShopEnv(jobs=[2, 3], machines=[2, 3]), 99), []
 
-    class WithArrays(Growing):
-        def step(self, action):
-            obs, reward, terminated, truncated, info = super().step(action)
-            return obs, np.array([reward]), np.array([terminated]), np.array(truncated), info
+    def policy(bare, obs, rng):
+        assert bare is env.unwrapped
+        found.append(job_shop.mwkr(bare, obs, rng))
+        return found[-1]
 
-    data = demos.record(make_envs([WithArrays], script=script), last_node, 2, 3)
-    expected = recorded()
-    for name in ("rewards", "terminated", "truncated"):
-        assert np.array_equal(data[name], expected[name]), name
+    data = demos.record(make_envs([lambda: env], script=script), policy, 2, 0)
+    assert data["actions"].tolist() == [[a] for a in found] and data["terminated"].sum() == 2
+    found.clear()
+    with pytest.raises(check.UsageError, match="env 0, leaf 'speed', step 4: value nan"):
+        recorded(lambda *_: found.append(0) or 1, bad_step=4)
+    assert len(found) == 4
 
 
 def test_seed():
@@ -172,27 +175,6 @@ def test_seed():
     other = recorded(policy, seed=4)
     assert not np.array_equal(a["actions"], other["actions"])
     assert not np.array_equal(a["values/g.nodes"], other["values/g.nodes"])
-
-
-def test_policy_sees_the_bare_environment():
-    """A rule looks inside; the actions of MWKR are those of the rule."""
-    env, found = gym.wrappers.TimeLimit(job_shop.JobShopEnv(jobs=[2, 3], machines=[2, 3]), 99), []
-
-    def policy(bare, obs, rng):
-        assert bare is env.unwrapped
-        found.append(job_shop.mwkr(bare, obs, rng))
-        return found[-1]
-
-    data = demos.record(make_envs([lambda: env], script=script), policy, 2, 0)
-    assert data["actions"].tolist() == [[a] for a in found] and data["terminated"].sum() == 2
-
-
-def test_observation_that_does_not_fit():
-    """The environments' own check names the step; nothing is asked of the policy there."""
-    seen = []
-    with pytest.raises(check.UsageError, match="env 0, leaf 'speed', step 4: value nan"):
-        recorded(lambda *_: seen.append(0) or 1, bad_step=4)
-    assert len(seen) == 4
 
 
 MATRIX = spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[1, 0], [-1, 5]])
@@ -219,12 +201,15 @@ def test_columns_of_actions(space, action, columns):
     assert data["actions"].dtype == (np.float32 if has_box else np.int64)
 
 
-def test_what_cannot_be_recorded():
+def test_actions_that_cannot_be_recorded_or_read(tmp_path):
     with pytest.raises(SystemExit, match="0 episodes of demonstrations: at least 1 is needed"):
         recorded(num_episodes=0)
+    space = spaces.Sequence(spaces.Discrete(2))
     with pytest.raises(SystemExit, match=r"actions in Sequence\(Discrete\(2\).*cannot be recorded"):
-        actions = spaces.Sequence(spaces.Discrete(2))
-        recorded(lambda *_: (0, 1), action_space=actions, children=GRAPH)
+        recorded(lambda *_: (0, 1), action_space=space, children=GRAPH)
+    path = file_of(tmp_path, recorded(children=GRAPH))
+    with pytest.raises(SystemExit, match="--demos .*Sequence of actions, .*, cannot be read"):
+        demos.check(path, envs_with(GRAPH, space))
 
 
 # ---- The file ----
@@ -257,16 +242,14 @@ def test_file_comes_back(tmp_path):
     "name, dtype",
     [
         ("values/g.edge_links", np.int64),  # of older files
-        ("values/g.nodes", np.float64),
-        ("values/gear", np.int16),
-        ("counts/g.nodes", np.uint64),
-        ("actions", np.float64),
-        ("actions", np.uint8),
+        *(("values/g.nodes", np.float64), ("values/gear", np.int16), ("counts/g.nodes", np.uint64)),
+        *(("actions", np.float64), ("actions", np.uint8)),
     ],
 )
 def test_other_sizes_of_numbers(name, dtype, tmp_path):
-    """They are read as those that the script has."""
-    data, envs = recorded(), envs_with(ALL)
+    """They are read as those that the script has. Demonstrations of larger environments are read
+    where the rows are what is chosen from."""
+    data, envs = recorded(), envs_with(ALL, spaces.Discrete(2))
     flat, actions = load(file_of(tmp_path, data | {name: data[name].astype(dtype)}), envs)
     for leaf, values in zip(envs.leaves, flat.values):
         expected = data[f"values/{leaf.path}"]
@@ -275,31 +258,15 @@ def test_other_sizes_of_numbers(name, dtype, tmp_path):
     assert np.array_equal(actions, data["actions"]) and actions.dtype == torch.float32
 
 
-def test_more_rows_than_the_environment_has(tmp_path):
-    """Demonstrations of larger environments are read where the rows are what is chosen from."""
-    flat, actions = load(file_of(tmp_path, recorded()), envs_with(ALL, spaces.Discrete(2)))
-    assert flat.size == 6 and actions.max() == 3
-
-
-def test_actions_of_a_sequence(tmp_path):
-    """They cannot be read, and a sentence says so."""
-    envs = envs_with(GRAPH, spaces.Sequence(spaces.Discrete(2)))
-    with pytest.raises(SystemExit, match="--demos .*Sequence of actions, .*, cannot be read"):
-        demos.check(file_of(tmp_path, recorded(children=GRAPH)), envs)
-
-
 def test_file_that_cannot_be_written(tmp_path):
     """An error, and what was there before stays."""
     with pytest.raises(SystemExit, match="cannot write .*missing.*Errno"):
         record_file(tmp_path / "missing" / "demos.npz")
     path = str(tmp_path / "demos.npz")
     record_file(path)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
-    try:
-        with pytest.raises(SystemExit, match=f"cannot write {path}: .*Errno"):
-            record_file(path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    words = f"cannot write {path}: .*Errno"
+    with full_disk(1000), pytest.raises(SystemExit, match=words):
+        record_file(path)
     assert [found.name for found in tmp_path.iterdir()] == ["demos.npz"]
     load(path, envs_with(ALL))
 
@@ -324,37 +291,28 @@ def without_steps(data):
     data.update({name: data[name][:0] for name in data if "/" in name or name == "actions"})
 
 
+def more_leaves(data):
+    data["values/more"] = data["actions"]
+
+
 NODES, LINKS = "leaf 'g.nodes'", "leaf 'g.edge_links'"
 COUNTS = f"{NODES}: counts of 6 steps and"
 SHAPE = r"where \[steps, 1\] is needed"
+SHAPES = (  # of a category, of numbers, of rows
+    r"shape \(\) where dtype int64, shape \(\) is declared",
+    r"shape \(2,\) where dtype float32, shape \(2,\) is",
+    r"shape \(2, 2\) where dtype float32, shape \('rows', 3\) is declared",
+)
+GEAR, SPEED = "step 0, leaf 'gear'", "step 0, leaf 'speed'"
 MISFITS = [
-    (
-        change("format", lambda _: "other"),
-        "its format is other, this script reads cleanrl_graph-demos-1",
-    ),
+    (change("format", lambda _: "other"), "its format is other, this script reads cleanrl_graph-d"),
     (drop("format"), "its format is None"),
-    (
-        lambda d: d.update({"values/more": d["actions"]}),
-        r"it has the leaves \[.*'more'.*\], the environment \['action",
-    ),
+    (more_leaves, r"it has the leaves \[.*'more'.*\], the environment \['action"),
     (drop("values/gear"), r"it has the leaves .*, the environment \[.*'gear'"),
-    (
-        change("values/gear", lambda x: x.astype(float)),
-        r"step 0, leaf 'gear': dtype float64, shape \(\) where dtype int64, shape \(\) is declared",
-    ),
-    (
-        change("values/speed", lambda x: x.astype(str)),
-        r"step 0, leaf 'speed': dtype <U\d+, shape \(2,\) where dtype float32, shape \(2,\) is",
-    ),
-    (
-        change("values/g.nodes", lambda x: x[:, :2]),
-        rf"step 0, {NODES}: dtype float32, shape \(2, 2\) where dtype float32, shape "
-        r"\('rows', 3\) is declared",
-    ),
-    (
-        drop("counts/g.nodes"),
-        f"{NODES}: counts of 0 steps and 0 rows where there are 6 steps and 18 rows",
-    ),
+    (change("values/gear", lambda x: x.astype(float)), rf"{GEAR}: dtype float64, {SHAPES[0]}"),
+    (change("values/speed", lambda x: x.astype(str)), rf"{SPEED}: dtype <U\d+, {SHAPES[1]}"),
+    (change("values/g.nodes", lambda x: x[:, :2]), f"step 0, {NODES}: dtype float32, {SHAPES[2]}"),
+    (drop("counts/g.nodes"), f"{NODES}: counts of 0 steps and 0 rows where there are 6 steps and "),
     (drop("actions"), "it has no actions"),
     (change("counts/g.nodes", lambda x: x[1:]), f"{NODES}: counts of 5 steps and 16 rows"),
     (put("counts/g.nodes", 0, 3), f"{COUNTS} 19 rows where there are 6 steps and 18 rows"),
@@ -364,26 +322,17 @@ MISFITS = [
     (roll("counts/g.edge_links"), "step 0, leaf 'g.edges': 1 rows where 'g.edge_links' has 3"),
     (put("values/g.nodes", (5, 1), np.nan), f"step 2, {NODES}: value nan in row 0"),
     (put("values/speed", (4, 0), np.inf), "step 4, leaf 'speed': value inf"),
-    (
-        put("values/g.edge_links", (1, 0), 3),
-        f"step 1, {LINKS}: value 3 in row 0 of a graph with 3 nodes",
-    ),
-    (
-        put("values/g.edge_links", (0, 1), -1),
-        f"step 0, {LINKS}: value -1 in row 0 of a graph with 2 nodes",
-    ),
+    (put("values/g.edge_links", (1, 0), 3), f"step 1, {LINKS}: value 3 in row 0 of a graph with 3"),
+    (put("values/g.edge_links", (0, 1), -1), f"step 0, {LINKS}: value -1 in row 0 of a graph with"),
     (put("values/g.edges", (11, 1), 4), "step 5, leaf 'g.edges': value 4 in row 2"),
     (put("values/gear", 3, 3), "step 3, leaf 'gear': value 3"),
-    (put("values/gear", 0, -3), "step 0, leaf 'gear': value -3"),
+    (put("values/gear", 0, -3), f"{GEAR}: value -3"),
     (put("actions", (3, 0), 2), r"step 3: part 0 of the action, \[2\], is out of range"),
     (put("actions", (0, 0), -1), r"step 0: part 0 of the action, \[-1\], is out of range"),
     (put("actions", (4, 0), 0), r"step 4: part 0 of the action, \[0\], is masked"),
     (change("actions", lambda x: x[:, :0]), rf"actions of shape \(6, 0\) {SHAPE}"),
     (change("actions", lambda x: x[:, 0]), rf"actions of shape \(6,\) {SHAPE}"),
-    (
-        change("actions", lambda x: x + 0.5),
-        r"step 0: part 0 of the action, \[1.5\], is out of range",
-    ),
+    (change("actions", lambda x: x + 0.5), r"step 0: part 0 of the action, \[1.5\], is out of ran"),
 ]
 
 
@@ -495,12 +444,15 @@ def test_masks_of_two_parts(columns, tmp_path):
 
 # ---- Policies ----
 def test_policies_by_name(tmp_path, monkeypatch):
-    """A module and a name in it; what is wrong inside the module is shown as it is."""
+    """A module and a name in it; what is wrong inside the module is shown as it is. `envs.NAME` is
+    a module of one's own where there is one, without __init__.py, too, and else ours."""
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "my_rules.py").write_text("def first(env, obs, rng):\n    return 0\n\nlimit = 3\n")
+    (tmp_path / "envs").mkdir()
+    text = "def {}(env, obs, rng):\n    return 7\n\nlimit = 3\n"
+    (tmp_path / "my_rules.py").write_text(text.format("first"))
     (tmp_path / "my_broken.py").write_text("import no_such_thing_at_all\n")
     (tmp_path / "my_failing.py").write_text("raise ValueError('not today')\n")
-    assert demos.find_policy("my_rules:first")(None, None, None) == 0
+    assert demos.find_policy("my_rules:first")(None, None, None) == 7
     assert demos.find_policy("cleanrl_graph.envs.job_shop:mwkr") is job_shop.mwkr
     assert demos.find_policy("envs.job_shop:mwkr") is job_shop.mwkr
     wrong = "my_rules:second my_rules:limit my_rules my_rules.sub:first nowhere:first"
@@ -512,17 +464,11 @@ def test_policies_by_name(tmp_path, monkeypatch):
         demos.find_policy("my_broken:first")
     with pytest.raises(ValueError, match="not today"):
         demos.find_policy("my_failing:first")
-    sys.modules.pop("my_rules")
-
-
-def test_policies_of_ones_own_envs(tmp_path, monkeypatch):
-    """`envs.NAME` is a module of one's own where there is one, also in a folder without
-    __init__.py, and else ours."""
-    (tmp_path / "envs").mkdir()
-    (tmp_path / "envs" / "job_shop.py").write_text("def mwkr(env, obs, rng):\n    return 7\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    sys.modules.pop("envs", None)
+    (tmp_path / "envs" / "job_shop.py").write_text(text.format("mwkr"))
+    own = ("envs", "envs.job_shop", "my_rules")
+    for name in own[:2]:
+        sys.modules.pop(name, None)
     assert demos.find_policy("envs.job_shop:mwkr")(None, None, None) == 7
     assert demos.find_policy("envs.flexible_job_shop:mwkr") is flexible_job_shop.mwkr
-    for module in ("envs", "envs.job_shop"):
-        sys.modules.pop(module)
+    for name in own:
+        sys.modules.pop(name)

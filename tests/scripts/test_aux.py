@@ -1,6 +1,7 @@
 """Auxiliary losses, recorded demonstrations and their cloning (ppo_graph_aux.py)."""
 
 import json
+import shutil
 from functools import partial
 from types import SimpleNamespace
 
@@ -15,9 +16,12 @@ from helpers import (
     ListEnv,
     RandomEnv,
     command,
+    logged,
     make_envs,
+    mismatch,
     observation_spaces,
     run,
+    same_weights,
     sample,
     small_args,
     stored,
@@ -50,16 +54,14 @@ IDS = dict(ids=lambda v: v if isinstance(v, str) else "+".join(v))
 
 def legal(env, obs, rng):
     """A random action that is not masked, in a RandomEnv."""
+    allowed = lambda mask: rng.choice(np.flatnonzero(mask))
     if env.head == "mask":
-        ends = np.cumsum([0, *env.num_options])
-        parts = [
-            rng.choice(np.flatnonzero(obs["action_mask"][a:b])) for a, b in zip(ends, ends[1:])
-        ]
-        return np.array(parts) if len(parts) > 1 else parts[0] + env.action_space.start
+        parts = np.split(obs["action_mask"], np.cumsum(env.num_options)[:-1])
+        return np.array([allowed(part) for part in parts])
     if env.head == "nodes":
-        return rng.choice(np.flatnonzero(obs["action_mask"]))
+        return allowed(obs["action_mask"])
     if env.head == "pair":
-        return tuple(rng.choice(np.flatnonzero(column)) for column in obs["action_mask"].T)
+        return tuple(allowed(column) for column in obs["action_mask"].T)
     if env.head == "avail_actions":
         return rng.integers(len(obs["avail_actions"]))
     return sample(env.action_space, rng)
@@ -144,54 +146,34 @@ def test_file_holds_what_was_seen_and_done(tmp_path_factory, space, action_space
     assert data["terminated"].tolist() == [False, False, True]
 
 
-def chosen_row(data):
-    """The mask's row of the action of the first step with several; all others are allowed now."""
-    counts = data["counts/action_mask"]
-    step = (counts > 1).argmax()
-    first = counts[:step].sum()
-    data["values/action_mask"][first : first + counts[step]] = 1
-    return first + data["actions"][step, 0]
-
-
-def put(name, at, value):
-    """A change of a file: an array, or a function of the data where it is."""
-    return lambda d: d[name].__setitem__(at(d) if callable(at) else at, value)
-
-
-MORE = r"it has the leaves \[.*'more'.*\], the environment \['action"
-EDGE = r"step 0, leaf 'obs.edge_links': value 999 in row 0 of a graph with \d+ nodes"
-RANGE = r"step 3: part 0 of the action, \[99\], is out of range"
-MASKED = r"step \d+: part 0 of the action, \[\d+\], is masked"
-
-
 @pytest.mark.parametrize(
-    "change, sentence",
+    "flags, sentence",
     [
-        (lambda d: d.update({"values/more": d["actions"]}), MORE),
-        (put("values/obs.edge_links", (0, 0), 999), EDGE),
-        (put("actions", (3, 0), 99), RANGE),
-        (put("values/action_mask", chosen_row, 0), MASKED),
+        ("--record envs.job_shop:mwkr", "--record envs.job_shop:mwkr needs --demos FILE"),
+        ("--record envs.job_shop:no --demos x", "policy envs.job_shop:no: there is no such functi"),
+        ("--record envs.job_shop:mwkr --demos x --record-episodes 0", "0 episodes of demonstra"),
+        ("--demos no.npz", "--demos no.npz: not a file of demonstrations: [Errno 2]"),
+        ("--bc-updates 3", "--bc-updates 3: give --demos, the file of what is to be cloned"),
     ],
 )
-def test_files_that_do_not_fit(change, sentence, tmp_path):
-    """What does not fit is named, with the file and the step, before the training begins."""
+def test_what_cannot_be_recorded_or_read(flags, sentence, tmp_path):
+    """--bc-updates without --demos would do nothing: that is refused without services, too."""
+    code, _, err = command(*flags.split(), "--no-cuda", script=script, cwd=tmp_path)
+    assert code == 1 and err.splitlines()[-1].startswith(sentence) and "Traceback" not in err
+    if "bc-updates" in flags:
+        with pytest.raises(script.UsageError, match=sentence):
+            script.main(script.Args(env_id="CartPole-v1", bc_updates=3, cuda=False))
+
+
+def test_a_file_that_does_not_fit(tmp_path):
+    """It is named, with the step, before the training begins."""
     path, flags = demos_of(tmp_path, "graph_edges", "", "nodes")
     data = dict(np.load(path))
-    data["counts/obs.edge_links"][0] or pytest.fail("the first graph needs an edge")
-    change(data)
+    data["actions"][3, 0] = 99
     np.savez(path, **data)
-    with pytest.raises(SystemExit, match=f"--demos {path}: {sentence}"):
+    words = rf"--demos {path}: step 3: part 0 of the action, \[99\], is out of range"
+    with pytest.raises(SystemExit, match=words):
         run(tmp_path / "runs", script, **flags, demos=path)
-
-
-def test_cloning_needs_demonstrations(tmp_path):
-    """--bc-updates without --demos would do nothing: it is refused, with services and without."""
-    flags = dict(env_id="CartPole-v1", bc_updates=3, run_dir=str(tmp_path))
-    sentence = "--bc-updates 3: give --demos, the file of what is to be cloned"
-    with pytest.raises(check.UsageError, match=sentence):
-        services.run(script, small_args(script, **flags))
-    with pytest.raises(script.UsageError, match=sentence):
-        script.main(script.Args(**flags, cuda=False))
 
 
 def test_recording(tmp_path):
@@ -212,31 +194,9 @@ def test_recording(tmp_path):
             actions.append(job_shop.dispatch_rule(env, "MWKR"))
             env.step(actions[-1])
     assert data["actions"].tolist() == [[a] for a in actions] and data["terminated"].sum() == 3
-    small = (
-        "--total-timesteps 32 --num-envs 2 --num-steps 8 --gnn-dim 8 --eval-episodes 0 --no-cuda"
-    )
-    code, out, err = command(*flags, *small.split(), script=script, cwd=tmp_path)
+    small = "--total-timesteps 32 --num-envs 2 --num-steps 8 --gnn-dim 8 --eval-episodes 0"
+    code, out, err = command(*flags, *small.split(), "--no-cuda", script=script, cwd=tmp_path)
     assert code == 0, err
-
-
-@pytest.mark.parametrize(
-    "flags, sentence",
-    [
-        ("--record envs.job_shop:mwkr", "--record envs.job_shop:mwkr needs --demos FILE"),
-        (
-            "--record envs.job_shop:no --demos x",
-            "policy envs.job_shop:no: there is no such function",
-        ),
-        (
-            "--record envs.job_shop:mwkr --demos x --record-episodes 0",
-            "0 episodes of demonstrations",
-        ),
-        ("--demos no.npz", "--demos no.npz: not a file of demonstrations: [Errno 2]"),
-    ],
-)
-def test_what_cannot_be_recorded_or_read(flags, sentence, tmp_path):
-    code, _, err = command(*flags.split(), "--no-cuda", script=script, cwd=tmp_path)
-    assert code == 1 and err.splitlines()[-1].startswith(sentence) and "Traceback" not in err
 
 
 @pytest.mark.parametrize("dispatch", ["active", "nondelay"])
@@ -293,10 +253,10 @@ def test_clones_a_dispatching_rule(tmp_path):
     env["demos"] = str(tmp_path / "demos")
     services.run(script, small_args(script, **env, record="envs.job_shop:mwkr", record_episodes=40))
     flags = dict(num_envs=4, total_timesteps=640, update_epochs=4, learning_rate=1e-2)
-    log = run(tmp_path / "runs", script, **env, **flags, **ALONE, bc_anneal=0.0).scalars
-    accuracy = [value for _, value in log["charts/demo_accuracy"]]
-    loss = [value for _, value in log["losses/behaviour_cloning"]]
-    assert np.mean(accuracy[-5:]) > 0.9 and np.mean(loss[-5:]) < 0.5 * loss[0]
+    result = run(tmp_path / "runs", script, **env, **flags, **ALONE, bc_anneal=0.0)
+    loss = logged(result, "losses/behaviour_cloning")
+    assert np.mean(logged(result, "charts/demo_accuracy")[-5:]) > 0.9
+    assert np.mean(loss[-5:]) < 0.5 * loss[0]
 
 
 def totals(monkeypatch):
@@ -351,19 +311,6 @@ def test_warm_start_normalises(bc_updates, tmp_path):
     if bc_updates:
         torch.testing.assert_close(rows.mean, seen.mean(0))
         torch.testing.assert_close(rows.var, seen.var(0, unbiased=False))
-
-
-@pytest.mark.parametrize("aux", ["none", "reconstruct", "predict"])
-def test_coefficients(aux, tmp_path, monkeypatch):
-    """The loss is the sum of what is logged, each with its coefficient."""
-    path, env = demos_of(tmp_path, "mixed")
-    losses = totals(monkeypatch)
-    flags = dict(env, demos=path, aux=aux, aux_coef=0.3, bc_coef=0.7, pg_coef=0.5, bc_anneal=0.0)
-    log = run(tmp_path / "runs", script, **flags, total_timesteps=24).scalars
-    coefs = {"policy_loss": 0.5, "value_loss": 0.5, "entropy": -0.01, "behaviour_cloning": 0.7}
-    coefs |= {aux: 0.3} if aux != "none" else {}
-    expected = sum(coef * log[f"losses/{name}"][0][1] for name, coef in coefs.items())
-    assert losses[-1] == pytest.approx(expected, rel=1e-5)
 
 
 # ---- Reconstruction and prediction ----
@@ -442,36 +389,19 @@ def test_a_quarter_of_the_rows_moves():
     assert len(places["obs"]) == 1 and torch.equal(moved[a].values, few[a].values)
 
 
-class Sets(gym.Env):
-    """Rows of a set are one number, drawn per observation (`alike`) or per row."""
-
-    observation_space, action_space = spaces.Sequence(vector(1), stack=True), spaces.Discrete(2)
-
-    def __init__(self, alike):
-        self.alike = alike
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return self.step(0)[0], {}
-
-    def step(self, action):
-        rows = self.np_random.uniform(-1, 1, (1 if self.alike else 8, 1)).astype(np.float32)
-        return rows.repeat(8 if self.alike else 1, 0), 0.0, False, False, {}
-
-
 def test_no_row_is_copied():
-    """A row is told from the others of its observation, not from its own input."""
-    errors = []
-    for alike in (True, False):
-        torch.manual_seed(0)
-        flags = dict(aux="reconstruct", num_steps=60, num_envs=4, gnn_dim=16)
-        found = collected(lambda: Sets(alike), **flags)
-        agent, rng, losses = found.agent, np.random.default_rng(0), []
+    """A row is told from the others of its observation, not from its own input: rows that are one
+    number for all are, those that are drawn for each are not."""
+    rng, space, errors = np.random.default_rng(0), spaces.Sequence(vector(1), stack=True), []
+    for num in (1, 8):
+        drawn = lambda: rng.uniform(-1, 1, (num, 1)).astype(np.float32).repeat(8 // num, 0)
+        storage, leaves = stored(space, [[drawn()] for _ in range(240)])
+        args = small_args(script, aux="reconstruct", gnn_dim=16)
+        agent, losses = script.Agent(leaves, spaces.Discrete(2), args), []
         optimizer = torch.optim.Adam(agent.parameters(), lr=1e-2)
         for _ in range(120):
-            obs = found.storage.gather(rng.permutation(240)[:120])[0]
-            latent = agent(obs)[4]
-            loss = agent.aux(agent, obs, latent)
+            obs = storage.gather(rng.permutation(240)[:120])[0]
+            loss = agent.aux(agent, obs, agent(obs)[4])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -573,28 +503,18 @@ def test_prediction_loss(observation, action, head, flags):
 
 @pytest.mark.parametrize("aux", ["reconstruct", "predict", "demos"])
 def test_encoder_learns(aux, tmp_path):
-    """Every weight of encoder and actor has a gradient of each loss, the critic's none."""
+    """Each loss alone changes every weight of encoder and actor, and none of the critic."""
     path, env = demos_of(tmp_path, "mixed")
-    flags = dict(num_steps=16, aux="none" if aux == "demos" else aux)
-    found = collected(lambda: RandomEnv(**env["env_kwargs"]), **flags)
-    agent, obs = found.agent, found.storage.gather(np.arange(45))[0]
-    *_, latent, elements = agent(obs)
-    if aux == "reconstruct":
-        loss = agent.aux(agent, obs, latent)
-    elif aux == "predict":
-        rows = np.flatnonzero(~found.dones.reshape(-1)[:45])
-        action = script.embed_action(agent.head, {"": found.actions[:45]}, elements, obs)
-        next_obs = found.storage.gather(rows + 3)[0]
-        loss = script.predict(agent, torch.cat([latent, action], 1), rows, next_obs)
-    else:
-        storage, actions = load_demos(path, found)
-        every = storage.gather(np.arange(len(actions)))[0]
-        loss = script.behaviour_cloning(agent, every, {"": actions})
-        loss = loss["losses/behaviour_cloning"]
-    loss.backward()
-    for name, weight in [*agent.encoder.named_parameters(), *agent.actor.named_parameters()]:
-        assert weight.grad.abs().sum() > 0, name
-    assert all(weight.grad is None or not weight.grad.any() for weight in agent.critic.parameters())
+    flags = dict(env, save_model=True, **ALONE)
+    flags |= dict(demos=path, bc_anneal=0.0) if aux == "demos" else dict(aux=aux)
+    first, last = (
+        weights(run(tmp_path / f"{num}", script, **flags, total_timesteps=num).folder)
+        for num in (0, 48)
+    )
+    parts = ("encoder", "actor", "critic")
+    own = [name for name in first if name.startswith(parts) and not name.endswith("eps")]
+    changed = {name: not torch.equal(first[name], last[name]) for name in own}
+    assert changed == {name: not name.startswith("critic") for name in own}
 
 
 # ---- Whole runs ----
@@ -603,17 +523,17 @@ CARTPOLE = dict(env_id="CartPole-v1")
 
 @pytest.mark.parametrize("env", [CARTPOLE, pytest.param(SMALL_SHOP, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("aux", ["reconstruct", "predict"])
-def test_losses_fall(aux, env, tmp_path):
-    """While PPO trains, on vectors and on graphs."""
+def test_losses_fall(aux, env, tmp_path, monkeypatch):
+    """While PPO trains, on vectors and on graphs. The loss is the sum of what is logged, each with
+    its coefficient."""
     flags = dict(env, aux=aux, aux_coef=1.0, num_envs=8, num_steps=16, total_timesteps=2560)
-    log = run(tmp_path, script, **flags, update_epochs=4, learning_rate=3e-3).scalars
-    losses = [value for _, value in log[f"losses/{aux}"]]
-    assert np.mean(losses[-4:]) < 0.8 * losses[0], losses
-
-
-def equal(a, b):
-    """Whether two models have bitwise the same weights."""
-    return list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in b)
+    losses = totals(monkeypatch)
+    log = run(tmp_path, script, **flags, update_epochs=4, learning_rate=3e-3, pg_coef=0.5).scalars
+    values = [value for _, value in log[f"losses/{aux}"]]
+    assert np.mean(values[-4:]) < 0.8 * values[0], values
+    coefs = {"policy_loss": 0.5, "value_loss": 0.5, "entropy": -0.01, aux: 1.0}
+    expected = sum(coef * log[f"losses/{name}"][-1][1] for name, coef in coefs.items())
+    assert losses[-1] == pytest.approx(expected, rel=1e-5)
 
 
 def test_without_auxiliary_losses_it_is_ppo_graph(tmp_path):
@@ -622,7 +542,7 @@ def test_without_auxiliary_losses_it_is_ppo_graph(tmp_path):
     flags = dict(env, norm_obs=True, total_timesteps=120, save_model=True)
     (a, b) = (run(tmp_path / module.__name__, module, **flags) for module in (ppo_graph, script))
     assert a.scalars.pop("charts/SPS") and b.scalars.pop("charts/SPS") and a.scalars == b.scalars
-    assert equal(weights(a.folder), weights(b.folder))
+    assert same_weights(a.folder, b.folder)
 
 
 @pytest.mark.parametrize("aux", ["reconstruct", "predict"])
@@ -630,10 +550,11 @@ def test_without_auxiliary_losses_it_is_ppo_graph(tmp_path):
 def test_collection_and_training_agree(aux, observation, action, head, flags, tmp_path):
     """With all auxiliary losses the ratio is 1 before the first gradient step."""
     path, env = demos_of(tmp_path, observation, action, head)
-    log = run(tmp_path / "runs", script, **env, **flags, aux=aux, demos=path, bc_anneal=0.0).scalars
-    assert max(value for _, value in log["debug/collection_mismatch"]) < 1e-5
+    result = run(tmp_path / "runs", script, **env, **flags, aux=aux, demos=path, bc_anneal=0.0)
+    assert mismatch(result) < 1e-5
     for name in (f"losses/{aux}", "losses/behaviour_cloning"):
-        assert len(log[name]) == 2 and np.isfinite([value for _, value in log[name]]).all()
+        values = logged(result, name)
+        assert len(values) == 2 and np.isfinite(values).all()
 
 
 @pytest.mark.parametrize("aux", ["reconstruct", "predict"])
@@ -643,9 +564,9 @@ def test_resume(aux, tmp_path):
     services.run(script, small_args(script, **SMALL_SHOP, demos=str(tmp_path / "demos"), **record))
     flags = dict(SMALL_SHOP, aux=aux, demos=str(tmp_path / "demos"), bc_anneal=1.0)
     flags |= dict(total_timesteps=96, checkpoint_every=1, save_model=True)
-    result = run(tmp_path / "runs", script, **flags)
-    expected = weights(result.folder)
-    (result.folder / "model.pt").unlink()
+    folder = run(tmp_path / "runs", script, **flags).folder
+    whole = shutil.copytree(folder, tmp_path / "whole")
+    (folder / "model.pt").unlink()
     args = small_args(script, **flags, run_dir=str(tmp_path / "runs"))
-    services.run(script, args, resume=str(result.folder / "checkpoint_000000000072.ckpt"))
-    assert equal(weights(result.folder), expected)
+    services.run(script, args, resume=str(folder / "checkpoint_000000000072.ckpt"))
+    assert same_weights(folder, whole)

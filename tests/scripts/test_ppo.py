@@ -17,7 +17,9 @@ from helpers import (
     Record,
     everything,
     graph_space,
+    logged,
     make_envs,
+    mismatch,
     record,
     run,
     small_args,
@@ -273,43 +275,18 @@ def test_update_on_ragged_observations(kwargs, tmp_path):
     assert len(sizes) > 3 and any(0 in num or num.max() > 20 for num in sizes)
 
 
-def test_truncated_graphs_bootstrap_from_the_final_observation():
-    """Values of last observations of all sizes are those of each alone."""
-    envs = make_envs([partial(RandomEnv, "graph_edges")] * 4)
-    agent, finals = ppo_graph.Agent(envs.leaves, envs.action_space, small_args()), []
-    envs.reset(1)
-    for _ in range(100):
-        step = envs.step([2] * 4)
-        finals += step.finals
-    together = ppo_graph.Storage(envs.leaves, CPU)
-    values = agent.value(together.append(ppo_graph.join(finals)))
-    sizes = together.whole().counts["obs.nodes"]
-    assert len(values) == len(sizes) > 20 and 0 in sizes and max(sizes) > 20
-    for i in range(len(values)):
-        alone = agent.value(together.gather(np.array([i]))[0])[0]
-        torch.testing.assert_close(alone, values[i], atol=1e-5, rtol=1e-5)
-
-
-def test_one_step_in_a_minibatch(tmp_path):
-    """Advantages of a single step are not normalised; nothing becomes NaN."""
-    scalars = run(tmp_path, env_id="Walk-v0", num_minibatches=24, update_epochs=1).scalars
-    assert all(np.isfinite(value) for events in scalars.values() for _, value in events)
-
-
 # ---- Steps and episodes ----
 class Corridor(gym.Env):
     """Position 0, 1, 2, ... and reward 1 + position; `ends[k]` is (length, truncated) of the k-th
-    episode, and the last pair goes on for ever. With `reuse` all observations are one array."""
+    episode, and the last pair goes on for ever. All observations are one array."""
 
     observation_space, action_space = vector(1, low=0, high=100), spaces.Discrete(2)
 
-    def __init__(self, ends, reuse=False):
+    def __init__(self, ends):
         self.ends, self.episode, self.resets, self.steps = ends, -1, 0, 0
-        self.buffer = np.zeros(1, np.float32) if reuse else None
+        self.buffer = np.zeros(1, np.float32)
 
     def observe(self):
-        if self.buffer is None:
-            return np.array([self.t], np.float32)
         self.buffer[0] = self.t
         return self.buffer
 
@@ -332,14 +309,13 @@ CORRIDORS = [
 ]
 
 
-@pytest.mark.parametrize("reuse", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_autoreset_makes_no_transition_of_its_own(workers, reuse):
+def test_autoreset_makes_no_transition_of_its_own(workers):
     """The observation after an episode's last step is the first of the next one; every one before
-    is an action's. The last ones of truncated episodes are kept, although the environment may write
+    is an action's. The last ones of truncated episodes are kept, although the environment writes
     the next one into the same array."""
-    makers = [partial(Corridor, ends, reuse) for ends in CORRIDORS]
-    envs, positions, finals, episodes = make_envs(makers, workers), [], [], []
+    positions, finals, episodes = [], [], []
+    envs = make_envs([partial(Corridor, ends) for ends in CORRIDORS], workers)
     step = envs.reset(0)
     assert step.terminated.all() and not step.truncated.any()  # new episodes begin
     for t in range(12):
@@ -367,21 +343,6 @@ def test_autoreset_makes_no_transition_of_its_own(workers, reuse):
     assert sorted((i, t, info["episode"]["l"]) for t, i, info in episodes) == expected
 
 
-def test_both_ends_at_once_is_a_termination():
-    """An episode that is terminated and truncated in the same step is not bootstrapped."""
-
-    class Both(Corridor):
-        def step(self, action):
-            obs, reward, *_ = super().step(action)
-            return obs, reward, True, True, {}
-
-    envs = make_envs([lambda: Both([(9, False)])])
-    envs.reset(0)
-    step = envs.step([0])
-    assert step.terminated.tolist() == [True] and step.truncated.tolist() == [False]
-    assert not step.finals
-
-
 def test_what_is_known_of_an_episode():
     """Group and eval of the last info, return and length; a life is no episode."""
 
@@ -404,18 +365,35 @@ def test_what_is_known_of_an_episode():
     assert [recorded.step([0]).infos for _ in range(2)] == [[], [(0, ended)]]
 
 
-def test_reset_begins_anew():
-    """Whatever came before."""
-    envs = make_envs([partial(Corridor, [(2, False)])])
-    for _ in range(2):
+def test_both_ends_at_once_is_a_termination():
+    """An episode that is terminated and truncated in the same step is not bootstrapped."""
+
+    class Both(Corridor):
+        def step(self, action):
+            obs, reward, *_ = super().step(action)
+            return obs, reward, True, True, {}
+
+    envs = make_envs([lambda: Both([(9, False)])])
+    for _ in range(2):  # a reset begins anew, whatever came before
         step = envs.reset(0)
         assert step.obs.values[0].tolist() == [[0]] and step.terminated.tolist() == [True]
-        steps = [envs.step([0]) for _ in range(3)]
-        assert [step.reward.tolist() for step in steps] == [[2], [3], [2]]
-        assert steps[1].infos == [(0, {"episode": {"r": 5, "l": 2}})]
+        step = envs.step([0])
+        assert step.terminated.tolist() == [True] and step.truncated.tolist() == [False]
+        assert not step.finals and step.infos == [(0, {"episode": {"r": 2, "l": 1}})]
 
 
 CASES = [(kind, "discrete", "flat", {}) for kind in OBSERVATIONS]
+CASES += [("mixed", action, "flat", {}) for action in ACTIONS]
+CASES += [
+    ("vector", "multidiscrete", "flat", {"autoregressive": True}),
+    ("vector", "mixed", "flat", {"autoregressive": True}),
+    ("vector", "box", "flat", {"state_dependent_std": True}),
+    ("graph_edges", "discrete", "mask", {}),
+    ("vector", "multidiscrete", "mask", {"autoregressive": True}),
+    *((observation, "", "nodes", {}) for observation in ("graph_edges", "set")),
+    ("graph", "", "avail_actions", {}),
+    *(("graph_edges", "", "pair", {"autoregressive": chain}) for chain in (False, True)),
+]
 CASES += [("mixed", action, "flat", {}) for action in ACTIONS]
 CASES += [
     ("vector", action, "flat", {"autoregressive": True}) for action in ("multidiscrete", "mixed")
@@ -434,15 +412,16 @@ CASES += [
 
 @pytest.mark.parametrize("observation, action, head, flags", CASES)
 def test_collection_and_training_agree(observation, action, head, flags, tmp_path):
-    """The ratio is 1 before the first gradient step; all actions are legal."""
+    """The ratio is 1 before the first gradient step; all actions are legal. One step in a minibatch
+    is not normalised: nothing becomes NaN."""
     kwargs = {"observation": observation, "action": action, "head": head}
     flags = dict(flags, env_id="Random-v0", env_kwargs=kwargs, eval_episodes=2)
-    rows, scalars, *_ = run(tmp_path, **flags)
-    assert len(scalars["debug/collection_mismatch"]) == 2
-    assert all(0 <= value < 1e-5 for _, value in scalars["debug/collection_mismatch"])
-    assert all(np.isfinite(value) for events in scalars.values() for _, value in events)
-    assert scalars["losses/approx_kl"][0][1] != 0  # something was learned
-    assert all(row["return"] == row["length"] for row in rows)  # reward 1: legal actions only
+    flags |= {"num_minibatches": 24, "update_epochs": 1} if head == "mask" else {}
+    result = run(tmp_path, **flags)
+    assert len(logged(result, "debug/collection_mismatch")) == 2 and mismatch(result) < 1e-5
+    assert all(np.isfinite(logged(result, tag)).all() for tag in result.scalars)
+    assert logged(result, "losses/approx_kl")[0] != 0  # something was learned
+    assert all(row["return"] == row["length"] for row in result.rows)  # reward 1: legal actions
 
 
 @pytest.mark.parametrize(

@@ -149,53 +149,7 @@ class Show(gym.Env):
         return obs, reward, end and not truncated, end and truncated, info
 
 
-class Agree(gym.Env):
-    """Both parts of the action must agree, and must not be what they were one step before, which is
-    not observed: a chain of a uniform first part and its copy earns 3/4 a step; independent parts
-    earn 1/4."""
-
-    observation_space, action_space = vector(1), spaces.Tuple([spaces.Discrete(4)] * 2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t, self.last = 0, -1
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        reward = float(action[0] == action[1] and action[0] != self.last)
-        self.t, self.last = self.t + 1, action[0]
-        return np.zeros(1, np.float32), reward, self.t == 16, False, {}
-
-
-class Delay(gym.Env):
-    """A graph in which the first choice of a node is paid in the last of 4 steps only."""
-
-    observation_space = spaces.Dict(graph=graph_space(features=2), action_mask=MASK)
-    action_space = spaces.Discrete(5)
-
-    def observe(self):
-        num = int(self.np_random.integers(2, 6))
-        nodes = np.zeros((num, 2), np.float32)
-        self.good = int(self.np_random.integers(num))
-        nodes[self.good, 0] = 1
-        nodes[:, 1] = self.t / 4
-        graph = spaces.GraphInstance(nodes, None, None)
-        return {"graph": graph, "action_mask": np.ones(num, np.int8)}
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t, self.hits = 0, 0
-        return self.observe(), {}
-
-    def step(self, action):
-        self.hits += action == self.good
-        self.t += 1
-        end = self.t == 4
-        return self.observe(), float(self.hits) if end else 0.0, end, False, {}
-
-
-for env in (Show, Agree, Delay):
-    gym.register(f"{env.__name__}-v0", entry_point=env)
+gym.register("Show-v0", entry_point=Show)
 
 SCRIPTS = {
     "graph": (ppo_graph, {}),
@@ -275,21 +229,6 @@ def test_choice_of_an_element(tmp_path, key, stack):
     """The one with the largest product with a query; the optimum is 1."""
     kwargs, more = {"key": key, "stack": stack, "max_size": 16}, {"eval_episodes": 200}
     assert learn(tmp_path, "envs:BestOfSet-v0", kwargs, total_timesteps=60_000, **more)[1] > 0.85
-
-
-@pytest.mark.slow
-def test_delayed_reward(tmp_path):
-    """Credit reaches the first of four choices through GAE; the optimum is 4."""
-    assert learn(tmp_path, "Delay-v0", {}, gamma=1.0)[1] > 3.6
-
-
-@pytest.mark.slow
-def test_autoregressive_parts(tmp_path):
-    """Parts that agree at random earn up to 12.25 as a chain, 4.27 if independent."""
-    flags = {"total_timesteps": 40_000, "gamma": 0.9, "ent_coef": 0.02, "eval_episodes": 0}
-    bound = 16**2 / (4 * 15)
-    assert learn(tmp_path / "chain", "Agree-v0", {}, autoregressive=True, **flags)[0] > 2 * bound
-    assert learn(tmp_path / "independent", "Agree-v0", {}, **flags)[0] < 1.3 * bound
 
 
 @pytest.mark.slow

@@ -1,8 +1,6 @@
 """`main` from end to end: the command line, logs, models, evaluation."""
 
-import csv
 import dataclasses
-import os
 import sys
 import types
 import typing
@@ -14,7 +12,7 @@ import pytest
 import shared_blocks
 import torch
 from gymnasium import spaces
-from helpers import LOGGED, command, run, run_folder, small_args, train_events, vector, weights
+from helpers import LOGGED, run, small_args, vector, weights
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cleanrl_graph import ppo_graph
@@ -51,22 +49,6 @@ def test_command_line():
     for wrong in (["--env-kwargs", "{max_size: 3}"], ["--gnn", "nope"], ["--num-iterations", "3"]):
         with pytest.raises(SystemExit):
             parse(wrong)
-
-
-def test_runs_as_a_command(tmp_path):
-    """With workers and a wrapper; the table is printed and in the run's folder."""
-    flags = "--env-id CartPole-v1 --wrap hide:1,3 z:skill:2 --total-timesteps 96 --num-envs 2 "
-    flags += "--num-steps 24 --num-workers 2 --hidden-dims 8 --eval-episodes 3 --no-cuda"
-    code, out, err = command(*flags.split(), cwd=tmp_path)
-    assert code == 0, err
-    assert set(os.listdir(tmp_path)) == {"runs"}
-    folder = run_folder(tmp_path / "runs")
-    assert folder.name.startswith("CartPole-v1-") and "__ppo_graph__1__" in folder.name
-    assert out.count(f"writes to {folder}\n") == 1
-    assert (folder / "eval.md").read_text().strip() in out
-    assert "| episode | group | length | return |" in out
-    assert len(list(folder.glob("checkpoint_*.ckpt"))) == 1  # at the end
-    assert any("episodic_return/z_" in name for name in train_events(tmp_path / "runs"))
 
 
 def test_every_choice_is_a_choice():
@@ -163,18 +145,6 @@ def test_model_goes_through_a_file(tmp_path):
     assert again.scalars == {} and not list(tmp_path.glob("*/*/*.tmp"))
 
 
-def test_evaluation_alone(tmp_path):
-    """A model is played with --total-timesteps 0, to the same returns."""
-    flags = {"env_id": "envs:PoissonGraph-v0", "eval_episodes": 5}
-    first = run(tmp_path / "a", save_model=True, **flags)
-    again = dict(load_model=str(first.folder / "model.pt"), total_timesteps=0, num_envs=1)
-    second = run(tmp_path / "b", **again, **flags)
-    assert first.rows == second.rows and len(first.rows) == 5
-    assert (first.folder / "eval.md").read_text() == (second.folder / "eval.md").read_text()
-    assert run(tmp_path / "c", total_timesteps=0, env_id="envs:PoissonGraph-v0").rows == []
-    assert not (run_folder(tmp_path / "c") / "eval.md").exists()
-
-
 def test_played_episodes(tmp_path):
     """Seeded with seed + 10,000 + number, by the mode or by samples."""
     args = small_args(env_id="Random-v0", seed=3)
@@ -205,18 +175,3 @@ def test_episodes_that_are_cut_off():
     assert [info["episode"]["l"] for info in infos] == [2, 3, 3]
     assert [info["episode"]["r"] for info in infos] == [2, 3, 3]
     assert [info.get("cut", False) for info in infos] == [False, False, True]
-
-
-def test_suite(tmp_path, capsys):
-    """A row per instance, the greedy cost and the best of the samples."""
-    flags = dict(env_id="Grouped-v0", env_kwargs={"reward": 3.0}, total_timesteps=0)
-    flags |= dict(eval_suite="two", eval_samples=2)
-    rows, _, folder, text = run(tmp_path / "a", **flags)
-    assert [tuple(row.items()) for row in rows] == [
-        (("instance", name), ("greedy", cost), ("best of 2", cost), ("rule", 7))
-        for name, cost in (("2", -6), ("3", -9))
-    ]
-    assert (folder / "eval.md").read_text().strip() in text
-    with open(folder / "eval.csv") as file:
-        assert [float(row["greedy"]) for row in csv.DictReader(file)] == [-6, -9]
-    assert run(tmp_path / "b", **flags | {"eval_suite": "none"}).rows == []

@@ -61,127 +61,110 @@ def said(folder, script=ppo_graph, **flags):
     return [line for line in lines if line.strip() and "it/s" not in line]
 
 
-ENVS = {
-    "vector": (dict(env_id="CartPole-v1"), ["obs [4] float32"], ["a fixed list of 2 options"]),
-    "node": (
-        dict(env_id="envs:PoissonGraph-v0"),
-        ["graph.nodes [nodes, 8] float32", "graph.edge_links [edges, 2] int32"],
-        ["choice of a row of graph.nodes, masked by action_mask [nodes] int8"],
+CHOICE = "choice of a row of graph.nodes, masked by action_mask [nodes] int8"
+ENVS = [  # id, kwargs, what is told
+    ("CartPole-v1", {}, "obs [4] float32", "a fixed list of 2 options"),
+    ("envs:PoissonGraph-v0", {}, "graph.nodes [nodes, 8] float32", "graph.edge_links [edges, 2] i"),
+    ("envs:PoissonGraph-v0", {}, CHOICE),
+    ("envs:JobShop-v0", {}, "graph.edges [edges] Discrete(4)", CHOICE),
+    (
+        "envs:BestEdge-v0",
+        {},
+        "edge: choice of a row of graph.edge_links, masked by action_mask.edge",
     ),
-    "job shop": (
-        dict(env_id="envs:JobShop-v0"),
-        ["graph.edges [edges] Discrete(4)"],
-        ["choice of a row of graph.nodes, masked by action_mask [nodes] int8"],
+    (
+        "envs:NodeAmount-v0",
+        {},
+        "amount: a fixed list of 6 options, masked by action_mask.amount [6]",
     ),
-    "edge": (
-        dict(env_id="envs:BestEdge-v0"),
-        [],
-        ["edge: choice of a row of graph.edge_links, masked by action_mask.edge [edges] int8"],
+    (
+        "envs:NodeAmount-v0",
+        {},
+        "node: choice of a row of graph.nodes, masked by action_mask.node [n",
     ),
-    "composite": (
-        dict(env_id="envs:NodeAmount-v0"),
-        [],
-        [
-            "amount: a fixed list of 6 options, masked by action_mask.amount [6] int8",
-            "node: choice of a row of graph.nodes, masked by action_mask.node [nodes] int8",
-        ],
+    (
+        "envs:Colouring-v0",
+        {},
+        "for each row of graph.nodes a fixed list of 2 options, masked by act",
     ),
-    "agents": (
-        dict(env_id="envs:Colouring-v0"),
-        [],
-        ["for each row of graph.nodes a fixed list of 2 options, masked by action_mask [nodes, 2]"],
+    (
+        "envs:GraphExplore-v0",
+        {},
+        "no input: node_ids [rows] int64",
+        "choice of a row of graph.node",
     ),
-    "image": (
-        dict(env_id=RANDOM, env_kwargs={"observation": "image_hwc", "action": "mixed"}),
-        ["obs [12, 10, 3] uint8 (image)"],
-        ["of 3 options; rest.0: 2 numbers from -1 to 1; rest.1: 2 fixed lists, of 2 options"],
+    (RANDOM, {"observation": "image_hwc"}, "obs [12, 10, 3] uint8 (image)"),
+    (
+        RANDOM,
+        {"action": "mixed"},
+        "of 3 options; rest.0: 2 numbers from -1 to 1; rest.1: 2 fixed l",
     ),
-    "categories": (
-        dict(env_id=RANDOM, env_kwargs={"observation": "discrete", "action": "box"}),
-        ["obs Discrete(5, start=-2)"],
-        ["action: 2 numbers"],
+    (RANDOM, {"observation": "discrete"}, "obs Discrete(5, start=-2)"),
+    (
+        RANDOM,
+        {"observation": "set_of_dict"},
+        "obs.a [rows, 2] float32",
+        "obs.b [rows] Discrete(70)",
     ),
-    "set": (
-        dict(env_id=RANDOM, env_kwargs={"observation": "set_of_dict", "head": "avail_actions"}),
-        ["obs.a [rows, 2] float32", "obs.b [rows] Discrete(70)"],
-        ["choice of a row of avail_actions"],
-    ),
-    "ids": (
-        dict(env_id="envs:GraphExplore-v0"),
-        ["no input: node_ids [rows] int64"],
-        ["choice of a row of graph.nodes"],
-    ),
-}
+    (RANDOM, {"observation": "set", "head": "avail_actions"}, "choice of a row of avail_actions"),
+]
 
 
-@pytest.mark.parametrize("name", ENVS)
-def test_spaces_are_told(name, tmp_path):
+@pytest.mark.parametrize("told", ENVS, ids=lambda told: told[0])
+def test_spaces_are_told(told, tmp_path):
     """Inputs, action, parameters, device and folder, in at most eight lines, each said once."""
-    flags, inputs, actions = ENVS[name]
-    lines = said(tmp_path / "a", **flags)
+    env_id, kwargs, *told = told
+    lines = said(tmp_path / "a", env_id=env_id, env_kwargs=kwargs)
     text = "\n".join(lines)
     assert len(lines) <= 8 and len(set(lines)) == len(lines)
-    for expected in (*inputs, *actions, f"writes to {run_folder(tmp_path / 'a')}"):
+    for expected in (*told, f"writes to {run_folder(tmp_path / 'a')}"):
         assert expected in text, text
     for start in ("inputs: ", "action: ", "network: "):
         assert sum(line.startswith(start) for line in lines) == 1
-    assert " parameters on cpu" in text and "warning" not in text
+    assert " parameters on cpu" in text and ("warning" in text) == ("set_of_dict" in str(kwargs))
+    if env_id == "CartPole-v1":
+        actor, critic = 4 * 16 + 16, 4 * 16 + 16
+        num = actor + 16 * 2 + 2 + critic + 16 + 1
+        assert f"network: {num} parameters on cpu" in lines
 
 
-def test_number_of_parameters(tmp_path):
-    """It is that of the agent, weights and biases."""
-    (line,) = [line for line in said(tmp_path / "a", env_id="CartPole-v1") if "network" in line]
-    actor, critic = 4 * 16 + 16, 4 * 16 + 16
-    assert line == f"network: {actor + 16 * 2 + 2 + critic + 16 + 1} parameters on cpu"
-
-
-def test_long_lists_are_cut(tmp_path):
-    """A MultiDiscrete of many entries is one line."""
-    flags = dict(env_id=RANDOM, env_kwargs={"observation": "vector", "action": "many"})
-    helpers.ACTIONS["many"] = spaces.MultiDiscrete(range(2, 52))
-    try:
-        (line,) = [line for line in said(tmp_path / "a", **flags) if line.startswith("action")]
-    finally:
-        del helpers.ACTIONS["many"]
-    first = ", ".join(map(str, range(2, 14)))
-    assert line == f"action: 50 fixed lists, of {first}, and 38 more options"
-
-
-BOXES = {
-    "from -2 to 3": spaces.Box(-2, 3, (2,)),
-    "from 0 to inf, not scaled": spaces.Box(0, np.inf, (2,)),
-    "unbounded, not scaled": spaces.Box(-np.inf, np.inf, (2,)),
-    "between their bounds": spaces.Box(np.array([0, 1], "f"), np.array([2, 2], "f")),
-    "some unbounded": spaces.Box(np.array([0, 1], "f"), np.array([2, np.inf], "f")),
+FIRST = ", ".join(map(str, range(2, 14)))
+OWN_ACTIONS = {
+    "2 numbers from -2 to 3": spaces.Box(-2, 3, (2,)),
+    "2 numbers from 0 to inf, not scaled": spaces.Box(0, np.inf, (2,)),
+    "2 numbers unbounded, not scaled": spaces.Box(-np.inf, np.inf, (2,)),
+    "2 numbers between their bounds": spaces.Box(np.array([0, 1], "f"), np.array([2, 2], "f")),
+    "2 numbers some unbounded": spaces.Box(np.array([0, 1], "f"), np.array([2, np.inf], "f")),
+    f"50 fixed lists, of {FIRST}, and 38 more options": spaces.MultiDiscrete(range(2, 52)),
 }
 
 
-@pytest.mark.parametrize("text", BOXES)
+@pytest.mark.parametrize("text", OWN_ACTIONS)
 def test_bounds_of_numbers(text, tmp_path, monkeypatch):
-    monkeypatch.setitem(helpers.ACTIONS, "own", BOXES[text])
+    """A MultiDiscrete of many entries is one line."""
+    monkeypatch.setitem(helpers.ACTIONS, "own", OWN_ACTIONS[text])
     flags = dict(env_id=RANDOM, env_kwargs={"observation": "vector", "action": "own"})
-    assert f"action: 2 numbers {text}" in said(tmp_path / "a", **flags)
+    assert f"action: {text}" in said(tmp_path / "a", **flags)
 
 
 # ---- What is probably not meant ----
-POOLED = {
-    "graph": (dict(observation="graph"), "--action-head nodes chooses a node; obs.nodes are only"),
-    "set": (dict(observation="set"), "--action-head nodes chooses a row; obs are only"),
-    "several": (dict(observation="mixed"), "--action-head map.nodes chooses a node; map.nodes"),
-}
-
-
-@pytest.mark.parametrize("name", POOLED)
-def test_rows_beside_a_fixed_list(name, tmp_path):
+@pytest.mark.parametrize(
+    "observation, warning",
+    [
+        ("graph", "--action-head nodes chooses a node; obs.nodes are only"),
+        ("set", "--action-head nodes chooses a row; obs are only"),
+        ("mixed", "--action-head map.nodes chooses a node; map.nodes"),
+    ],
+)
+def test_rows_beside_a_fixed_list(observation, warning, tmp_path):
     """The warning names the flag, which is as it says; `flat` silences it."""
-    kwargs, warning = POOLED[name]
-    flags = dict(env_id=RANDOM, env_kwargs=kwargs)
+    flags = dict(env_id=RANDOM, env_kwargs={"observation": observation})
     lines = said(tmp_path / "a", **flags)
     (line,) = [line for line in lines if line.startswith("warning: ")]
     assert warning in line and "entries" not in line and len(lines) <= 8
     head = line.split("--action-head ")[1].split()[0]
     assert not any("warning" in line for line in said(tmp_path / "b", action_head="flat", **flags))
-    (part,) = make_envs([lambda: helpers.RandomEnv(**kwargs)], action_head=head).parts[0]
+    (part,) = make_envs([lambda: helpers.RandomEnv(observation)], action_head=head).parts[0]
     assert part.group in line
 
 

@@ -259,3 +259,7 @@ class OnClass(Faulty):
 
     def observe(self):
         return np.array([self.t, OnClass.num_resets], np.float32)
+
+
+for name in ("Faulty", "Forgetful", "NoPickle", "OnClass"):
+    gym.register(f"{name}-v0", entry_point=f"walks:{name}")

@@ -37,48 +37,19 @@ def vector(*shape, low=-1.0, high=1.0):
 def small_args(script=ppo_graph, **kwargs):
     """The flags of `script` and of its services for a network and a run of two updates that take
     milliseconds, without checkpoints."""
-    small = dict(
-        hidden_dims=(16,),
-        gnn_dim=8,
-        gnn_layers=2,
-        num_envs=3,
-        num_steps=8,
-        num_minibatches=2,
-        update_epochs=2,
-        total_timesteps=48,
-        eval_episodes=0,
-        checkpoint_every=0,
-        cuda=False,
-    )
-    small |= (
-        {"compile_mode": "none"} if hasattr(script.Args, "compile_mode") else {}
-    )  # compiling takes long
+    small = dict(hidden_dims=(16,), gnn_dim=8, gnn_layers=2, num_envs=3, num_steps=8)
+    small |= dict(num_minibatches=2, update_epochs=2, total_timesteps=48)
+    small |= dict(eval_episodes=0, checkpoint_every=0, cuda=False)
+    if hasattr(script.Args, "compile_mode"):
+        small["compile_mode"] = "none"  # compiling takes long
     return arguments.args_of(script, **small | kwargs)
 
 
 # what every run of a graph observation logs, beside episodes
-LOGGED = [
-    "charts/SPS",
-    "charts/learning_rate",
-    "charts/obs_bytes_per_step",
-    "charts/padding_avoided",
-    "charts/rows/graph.nodes",
-    "charts/rows/graph.edge_links",
-    "debug/collection_mismatch",
-    *(
-        f"losses/{name}"
-        for name in (
-            "value_loss",
-            "policy_loss",
-            "entropy",
-            "approx_kl",
-            "old_approx_kl",
-            "clipfrac",
-            "explained_variance",
-            "grad_norm",
-        )
-    ),
-]
+LOGGED = """charts/SPS charts/learning_rate charts/obs_bytes_per_step charts/padding_avoided
+    charts/rows/graph.nodes charts/rows/graph.edge_links debug/collection_mismatch
+    losses/value_loss losses/policy_loss losses/entropy losses/approx_kl losses/old_approx_kl
+    losses/clipfrac losses/explained_variance losses/grad_norm""".split()
 
 
 class Run(NamedTuple):
@@ -93,10 +64,8 @@ class Run(NamedTuple):
 def run(run_dir, script=ppo_graph, **kwargs) -> Run:
     """A run of `script` with its services and small_args, quietly, with a run_dir that has no other
     run."""
-    with (
-        contextlib.redirect_stdout(io.StringIO()) as text,
-        contextlib.redirect_stderr(io.StringIO()),
-    ):
+    text, other = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.redirect_stderr(other):
         rows = services.run(script, small_args(script, run_dir=str(run_dir), **kwargs))
     return Run(rows, train_events(run_dir), run_folder(run_dir), text.getvalue())
 
@@ -104,12 +73,8 @@ def run(run_dir, script=ppo_graph, **kwargs) -> Run:
 def command(*flags, script=ppo_graph, cwd=None) -> tuple[int, str, str]:
     """(exit code, stdout, stderr) of the script's `__main__` in this process, as if python had been
     given the flags in the folder `cwd`."""
-    before, out, err, code = (
-        [list(sys.path), sys.argv, os.getcwd()],
-        io.StringIO(),
-        io.StringIO(),
-        0,
-    )
+    before = [list(sys.path), sys.argv, os.getcwd()]
+    out, err, code = io.StringIO(), io.StringIO(), 0
     sys.argv = [script.__file__, *map(str, flags)]
     os.chdir(cwd or before[2])
     try:
@@ -178,10 +143,8 @@ def rows_of(space, rng, num):
         return tuple(rows_of(child, rng, num) for child in space)
     shape = (num, *space.shape)
     if isinstance(space, spaces.Box):
-        low, high = (
-            space.low.clip(-2.0),
-            space.high.clip(max=2.0) if space.dtype.kind == "f" else space.high,
-        )
+        low, high = space.low.clip(-2.0), space.high
+        high = high.clip(max=2.0) if space.dtype.kind == "f" else high
         return (low + rng.random(shape) * (high - low)).astype(space.dtype)
     if isinstance(space, spaces.MultiBinary):
         return rng.integers(0, 2, shape).astype(np.int8)
@@ -211,72 +174,57 @@ def sample(space, rng, size=lambda rng: rng.integers(5)):
     return rows_of(space, rng, 1)[0]
 
 
+def discretes(most):
+    """Discretes of 1 to `most` options."""
+    build = lambda n, start: spaces.Discrete(n, start=start)
+    return st.builds(build, st.integers(1, most), st.integers(-3, 3))
+
+
+def lists(elements, most=3):
+    return st.lists(elements, min_size=1, max_size=most)
+
+
+def nested(leaves, names, max_leaves):
+    """Leaves, and Dicts and Tuples of them at any depth."""
+    dicts = lambda child: st.dictionaries(st.sampled_from(names), child, min_size=1, max_size=3)
+    both = lambda child: st.one_of(dicts(child).map(spaces.Dict), lists(child).map(spaces.Tuple))
+    return st.recursive(leaves, both, max_leaves=max_leaves)
+
+
+shapes = st.lists(st.integers(1, 3), max_size=2)
+bits = st.sampled_from([spaces.MultiBinary(3), spaces.MultiBinary((2, 2))])
 dense_spaces = st.one_of(
-    st.lists(st.integers(1, 3), max_size=2).map(lambda shape: vector(*shape)),
-    st.sampled_from(
-        [spaces.Box(0, 255, (2, 2), np.uint8), spaces.Box(-5, 5, (3,), np.int64), vector(8, 9, 1)]
-    ),
-    st.builds(
-        lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 70), st.integers(-3, 3)
-    ),
-    st.lists(st.integers(1, 5), min_size=1, max_size=3).map(spaces.MultiDiscrete),
-    st.sampled_from(
-        [
-            spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[1, 0], [-1, 5]]),
-            spaces.MultiBinary(3),
-            spaces.MultiBinary((2, 2)),
-        ]
-    ),
+    shapes.map(lambda shape: vector(*shape)),
+    st.sampled_from([spaces.Box(0, 255, (2, 2), np.uint8), spaces.Box(-5, 5, (3,), np.int64)]),
+    st.just(vector(8, 9, 1)),
+    discretes(70),
+    lists(st.integers(1, 5)).map(spaces.MultiDiscrete),
+    st.just(spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[1, 0], [-1, 5]])),
+    bits,
 )
 row_spaces = st.sampled_from([vector(3), vector(), spaces.Discrete(4), spaces.Discrete(3, start=2)])
+rows_of_set = st.sampled_from([spaces.MultiDiscrete([3, 4]), spaces.MultiBinary(2)])
+rows_of_set |= st.just(spaces.Dict(a=vector(2), b=spaces.Discrete(3))) | row_spaces
 ragged_spaces = st.one_of(
     st.builds(spaces.Graph, row_spaces, st.one_of(st.none(), row_spaces)),
-    st.builds(
-        lambda space, stack: spaces.Sequence(space, stack=stack),
-        st.one_of(
-            row_spaces,
-            st.sampled_from(
-                [
-                    spaces.MultiDiscrete([3, 4]),
-                    spaces.MultiBinary(2),
-                    spaces.Dict(a=vector(2), b=spaces.Discrete(3)),
-                ]
-            ),
-        ),
-        st.booleans(),
-    ),
+    st.builds(lambda row, stack: spaces.Sequence(row, stack=stack), rows_of_set, st.booleans()),
 )
-observation_spaces = st.recursive(
-    st.one_of(dense_spaces, ragged_spaces),
-    lambda child: st.one_of(
-        st.dictionaries(st.sampled_from("abcd"), child, min_size=1, max_size=3).map(spaces.Dict),
-        st.lists(child, min_size=1, max_size=3).map(spaces.Tuple),
-    ),
-    max_leaves=5,
-)
+observation_spaces = nested(st.one_of(dense_spaces, ragged_spaces), "abcd", 5)
 
 boxes = st.builds(
     lambda shape, dtype: spaces.Box(-1, 2, tuple(shape), dtype),
-    st.lists(st.integers(1, 3), max_size=2),
+    shapes,
     st.sampled_from([np.float32, np.float64]),
 )
-action_spaces = st.recursive(
-    st.one_of(
-        st.builds(
-            lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 5), st.integers(-3, 3)
-        ),
-        st.lists(st.integers(1, 4), min_size=1, max_size=3).map(spaces.MultiDiscrete),
-        st.just(spaces.MultiDiscrete([[2, 3], [1, 2]], start=[[3, -1], [0, 2]])),
-        st.sampled_from([spaces.MultiBinary(3), spaces.MultiBinary((2, 2))]),
-        st.just(vector(2, low=-np.inf, high=np.inf)),
-        boxes,
-    ),
-    lambda child: st.one_of(
-        st.dictionaries(st.sampled_from("zyx"), child, min_size=1, max_size=3).map(spaces.Dict),
-        st.lists(child, min_size=1, max_size=3).map(spaces.Tuple),
-    ),
-    max_leaves=4,
+action_leaves = st.one_of(
+    discretes(5),
+    lists(st.integers(1, 4)).map(spaces.MultiDiscrete),
+    st.just(spaces.MultiDiscrete([[2, 3], [1, 2]], start=[[3, -1], [0, 2]])),
+    bits,
+    st.just(vector(2, low=-np.inf, high=np.inf)),
+    boxes,
 )
+action_spaces = nested(action_leaves, "zyx", 4)
 
 
 class SmallEnv(gym.Env):
@@ -485,13 +433,8 @@ class RandomEnv(gym.Env):
             legal &= bool(self.mask[action[0], 0] and self.mask[action[1], 1])
         self.left -= 1
         ended = self.left == 0
-        return (
-            self.observe(),
-            float(legal),
-            ended and not self.truncates,
-            ended and self.truncates,
-            {},
-        )
+        outcome = ended and not self.truncates, ended and self.truncates
+        return self.observe(), float(legal), *outcome, {}
 
 
 gym.register("Random-v0", entry_point=RandomEnv)
@@ -613,13 +556,5 @@ def record(run_dir, script=ppo_graph, **flags) -> Record:
         patch.setattr(Storage, "gather", recorded_gather)
         patch.setattr(script, "Agent", make_agent)
         result = run(run_dir, script, save_model=True, **flags)
-    return Record(
-        agents[1],
-        next(iter(leaves), None),
-        steps,
-        actions,
-        minibatches,
-        gradients,
-        result.scalars,
-        weights(result.folder),
-    )
+    seen = next(iter(leaves), None), steps, actions, minibatches, gradients
+    return Record(agents[1], *seen, result.scalars, weights(result.folder))

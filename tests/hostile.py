@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import types
-from collections import OrderedDict, UserDict, defaultdict, namedtuple
+from collections import OrderedDict, UserDict, namedtuple
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
@@ -359,21 +359,12 @@ OwnBox = type("OwnBox", (spaces.Box,), {})
 OwnDict = type("OwnDict", (spaces.Dict,), {})
 OwnDiscrete = type("OwnDiscrete", (spaces.Discrete,), {})
 OwnSpace = type("OwnSpace", (gym.Space,), {})
-OwnGraph = namedtuple("OwnGraph", "nodes edges edge_links more")
 
 
 def read_only(env):
     array = counted(env)
     array.flags.writeable = False
     return array
-
-
-def in_dict(env):
-    """The same dict at every step; its array is changed in place."""
-    if not hasattr(env, "dict"):
-        env.dict = {"a": np.zeros(2, np.float32), "b": np.ones(2)}
-    env.dict["a"][:] = counted(env)
-    return env.dict
 
 
 SHARED = np.zeros(2, np.float32)
@@ -391,27 +382,19 @@ fine("big-endian integers", whole(np.int64), np.array([2**40, -3], ">i8"))
 fine("space of big-endian integers", whole(np.dtype(">i4")), np.array([70000, -3]))
 fine("space of float16", vector(2, dtype=np.float16), lambda env: np.float16(counted(env)))
 fine("space of bool", spaces.Box(0, 1, (2,), np.bool_), np.array([True, False]))
-fine("every other entry", PAIR, lambda env: np.arange(4, dtype=np.float32)[::2] + env.t)
 fine("negative strides", PAIR, lambda env: counted(env)[::-1])
-fine("Fortran order", vector(3, 2), np.asfortranarray(np.arange(6.0).reshape(3, 2)))
-fine("strides of 0", vector(3, 2), np.broadcast_to(np.float32(0.5), (3, 2)))
 fine("read-only", PAIR, read_only)
 fine("list", PAIR, [0.25, 1])
-fine("bools where floats are declared", PAIR, np.array([True, False]))
 fine("matrix", PAIR, np.asmatrix([0.0, 1]))
-fine("memoryview", PAIR, lambda env: memoryview(counted(env)))
 fine("tensor", PAIR, lambda env: tensor([0.5, env.t]))
 gradients = lambda env: tensor([0.5, 1], requires_grad=True)
 wrong("tensor with gradients", PAIR, gradients, "obs", "requires grad")
 wrong("2 in a space of bool", spaces.Box(0, 1, (2,), np.bool_), [2, 0], "obs", "value 2")
 wrong("rows of several lengths", vector(2, 2), [[1, 2], [3]], "obs", "cannot be read: ValueError")
-wrong("a dict for an array", PAIR, {"a": 1}, "obs", "dtype object, shape () where dtype float32")
 for name, bad, kind in [
     ("objects that are floats", np.array([0.5, 1], object), "object"),
     ("complex", np.array([1j, 0]), "complex128"),
-    ("text", ["1", "2"], "<U1"),
     ("bytes", b"ab", "|S2"),
-    ("a generator", lambda env: (float(k) for k in range(2)), "object"),
     ("no observation", lambda env: None, "object"),
     ("an integer beyond floats", [2**1100, 0], "object"),
 ]:
@@ -422,14 +405,9 @@ for bad in (np.nan, np.inf, -np.inf, 1e39, -1e300):
     words = f"value {bad}{' exceeds float32' * bool(np.isfinite(bad))}"
     wrong(f"{bad}", PAIR, np.array([0, bad]), "obs", words)
 wrong("1e39 as declared", vector(2, dtype=np.float64), np.array([0, 1e39]), "obs", "value 1e+39 ex")
-wrong("signalling nan", PAIR, np.array([0x7FA00000, 0], "u4").view("f4"), "obs", "value nan")
 wrong("nan further in", deep, {"a": (0, np.array([0, np.nan]))}, "a.1", "value nan")
-fine("smallest subnormal", PAIR, np.array([1e-45, -1e-45], np.float32))
-fine("minus zero", PAIR, np.array([-0.0, 0.0]))
 fine("near the largest float", PAIR, np.array([3.3e38, 1], np.float32))
-fine("constant, normalised", PAIR, np.ones(2), flags="--norm-obs")
 fine("outside of the bounds", PAIR, np.array([-50.0, 50]))
-fine("bounds that are equal", vector(2, low=1, high=1), np.ones(2))
 large = np.uint64(2**63)
 for dtype, bad in [
     *((np.uint8, 300), (np.int8, -200), (np.int16, 40000), (np.uint16, 65536), (np.int32, 2**31)),
@@ -448,15 +426,11 @@ fine("exact rows in two dtypes", stacked(whole(np.int64, 1)), lambda env: two_ki
 
 # Categories
 fine("category as int8", THREE, lambda env: np.int8(env.t % 3))
-fine("category as a bool", THREE, True)
 fine("a huge start", spaces.Discrete(3, start=2**40), lambda env: 2**40 + env.t % 3)
-fine("Discrete of int8", spaces.Discrete(100, start=100, dtype=np.int16), 199)
 for bad, words in {1.0: "dtype float64", 3: "value 3", -1: "value -1", 2**63: "value 92"}.items():
     wrong(f"category {bad!r} of 3", THREE, bad, "obs", words)
 wrong("category 2^64", THREE, 2**64, "obs", "dtype object")
 wrong("category further in", deep, {"a": (3, np.zeros(2))}, "a.0", "value 3")
-five = spaces.Discrete(3, start=5)
-wrong("category below the start", five, 4, "obs", "value 4; Discrete(3, start=5) has 5 to 7")
 many = spaces.MultiDiscrete([3, 2], start=[5, -1])
 wrong("one of many", many, [8, 0], "obs", "value 8; MultiDiscrete([3 2], start=[ 5 -1]) has 5 to 7")
 for space in (spaces.Discrete(2**40), spaces.MultiDiscrete([2, 2**40])):
@@ -478,9 +452,6 @@ fine("width 0", vector(0), flags="--norm-obs")
 fine("width 0 beside a vector", spaces.Dict(a=PAIR, b=vector(0)), flags="--norm-obs")
 fine("an axis of 0", spaces.Dict(a=PAIR, b=vector(3, 0, 2)))
 fine("100,000 numbers", vector(100_000))
-fine("picture of floats", vector(8, 9, 3))
-fine("picture of uint16", spaces.Box(0, 65535, (8, 8, 1), np.uint16))
-wrong("shape that changes", PAIR, np.ones(3), "obs", "shape (3,) where dtype float32, shape (2,)")
 changing = lambda env: vector(random.SystemRandom().randrange(3, 9999))
 refused("space that changes", changing, r"not all entries have the observation space Box\(")
 
@@ -488,7 +459,6 @@ refused("space that changes", changing, r"not all entries have the observation s
 fine("a/b beside a: {b}", spaces.Dict({"a/b": PAIR, "a": spaces.Dict(b=PAIR)}))
 fine("sets of like names", spaces.Dict({"a/b": SET, "a": spaces.Dict(b=SET)}))
 fine("names of attributes", spaces.Dict(forward=PAIR, training=PAIR, weight=THREE, rows=PAIR))
-fine("names of letters", spaces.Dict({"ä ö": PAIR, "A": PAIR, "a": vector(3), "1": THREE}))
 alike = {"a.b": PAIR, "a": spaces.Dict(b=PAIR)}
 refused("a.b beside a: {b}", spaces.Dict(alike), r"leaves \['a.b', 'a.b'\] need different names")
 refused("g.nodes beside g", spaces.Dict({"g.nodes": PAIR, "g": GRAPH}), "different names")
@@ -497,9 +467,6 @@ refused("an empty name beside obs", spaces.Dict({"": PAIR, "obs": PAIR}), "diffe
 # Containers
 fine("an empty Dict inside", spaces.Dict(a=PAIR, b=spaces.Dict({}), c=spaces.Tuple(())))
 fine("keys in another order", two, lambda env: OrderedDict(b=np.ones(2), a=counted(env)))
-fine("more keys than declared", two, lambda env: dict(a=counted(env), b=np.ones(2), z=None))
-fine("a UserDict", two, UserDict(a=np.ones(2), b=np.zeros(2)))
-fine("a defaultdict that lacks a key", two, lambda env: defaultdict(lambda: np.ones(2)))
 fine("a Tuple as a list", spaces.Tuple((PAIR, THREE)), lambda env: [counted(env), 1])
 fine("own classes of spaces", OwnDict(a=OwnBox(-1, 1, (2,)), b=OwnDiscrete(3)))
 fine("text space", spaces.Text(4), "ab", is_compared=False)
@@ -529,7 +496,6 @@ for name, space, expected in [
 # Buffers
 fine("one buffer for ever", PAIR, in_buffer(lambda buffer: buffer[0]))
 fine("a view of a buffer", vector(2, 3), in_buffer(lambda buffer: buffer.T))
-fine("the same dict for ever", two, in_dict)
 fine("nodes in a buffer", GRAPH, in_buffer(lambda buffer: graph(buffer)))
 fine("rows in a buffer", ROWS, in_buffer(lambda buffer: tuple(buffer)))
 fine("one buffer of all environments", PAIR, of_all)
@@ -540,12 +506,9 @@ fine("no node", GRAPH, graph(0, empty))
 fine("no node, links None", GRAPH, graph(0, None))
 fine("nodes None", GRAPH, spaces.GraphInstance(None, None, None), is_compared=False)
 fine("no edge", EDGES, graph(3, None))
-fine("one node with a loop", GRAPH, graph(1, [[0, 0]] * 5))
 in_turn = lambda env: graph(3000 * (env.t % 2), empty)
 fine("none and 3,000 nodes in turn", GRAPH, in_turn)
 fine("links as uint64", GRAPH, graph(3, np.array([[0, 1]], np.uint64)))
-fine("links transposed by a view", GRAPH, graph(3, np.array([[0, 1, 2], [1, 2, 0]]).T))
-fine("an own class of graph", GRAPH, OwnGraph(np.ones((2, 2)), None, np.array([[0, 1]]), 3))
 fine("nodes that are matrices", spaces.Graph(vector(2, 3), vector()))
 fine("nodes of width 0", spaces.Graph(vector(0), None), flags="--norm-obs")
 fine("graph of tensors", GRAPH, lambda env: graph(tensor([[0.5, 1]] * 3), tensor([[0, 2]])))
@@ -556,13 +519,11 @@ turned = "shape (2, 3) where dtype int32, shape ('rows', 2) is declared; transpo
 for name, own, leaf, words in [
     ("an edge to node 3 of 3", graph(3, [[0, 1], [2, 3]]), "edge_links", f"value 3 in row 1{of}"),
     ("an edge to node 2^32", graph(3, [[0, 2**32]]), "edge_links", f"value {2**32} in row 0{of}"),
-    ("an edge to node -1", graph(3, [[0, -1]]), "edge_links", f"value -1 in row 0{of}"),
     ("an edge without nodes", graph(0, [[0, 0]]), "edge_links", "value 0 in row 0 of a graph wi"),
     ("links as floats", graph(3, [[0.0, 1]]), "edge_links", "dtype float64"),
     ("links transposed", graph(3, [[0, 1, 2], [2, 0, 1]]), "edge_links", turned),
     ("two links transposed", graph(2, [[0, 0], [1, 2]]), "edge_links", "nodes; if it is transpos"),
     ("nodes too wide", graph(width=3), "nodes", "shape (3, 3) where dtype float32, shape ('ro"),
-    ("nodes without an axis", graph(np.ones(2)), "nodes", "shape (2,)"),
     ("a node that is nan", graph(put(np.nan, (2, 1), 3, 2)), "nodes", "value nan in row 2"),
     ("a graph as a dict", dict(nodes=np.ones((2, 2))), "nodes", "cannot be read: AttributeError"),
 ]:
@@ -609,7 +570,6 @@ fine("ids at the ends, remembered edges", IDS, ends, **edged)
 for name, values, words in [
     ("of 2^63", (2**63, 1, 2), "dtype float64"),
     ("that are equal", (4, 5, 4), "the id 4 occurs twice, at index 2 again"),
-    ("as floats", (1.0, 2, 3), "dtype float64"),
     ("for two of three nodes", (1, 2), "2 rows where 'g.nodes' has 3"),
 ]:
     wrong(f"ids {name}", IDS, ids(*values), "node_ids", words)
@@ -623,7 +583,6 @@ refused("ids that are float32", with_ids(vector()), "leaf 'node_ids': .* must be
 allowed = lambda *options: dict(accept=lambda env, action: action in options)
 small = with_mask(vector(3, low=0, high=1))
 fine("mask of bools", MASKED, masked(np.array([True, False, True])), **allowed(0, 2))
-fine("mask of 2 and -1", MASKED, masked(np.array([2, 0, -1])), **allowed(0, 2))
 fine("mask of nothing", MASKED, masked(np.zeros(3, int)), **allowed(0, 1, 2))
 fine("mask of small floats", small, masked([1e-30, 0, 0]), **allowed(0))
 fine("mask of vanishing floats", small, masked([1e-60, 0, 0]), **allowed(0, 1, 2))
@@ -642,14 +601,12 @@ for name, mask, words in [
     ("entry of 256", [256, 0, 1], "value 256"),
     ("of NaN", [np.nan, 0, 1], "dtype float64"),
     ("too short", [1, 1], "shape (2,)"),
-    ("is None", None, "dtype object"),
 ]:
     wrong(f"mask {name}", MASKED, masked(np.array(mask)), "action_mask", words)
 wrong("mask of floats that are NaN", small, masked([np.nan, 1, 0]), "action_mask", "value nan")
 rows_of = "rows where 'g.nodes' has 3"
 edge_mask = f"2 {rows_of}: for a mask of edges give --action-head edges"
 wrong("mask as long as the edges", ROWS_MASKED, rows_masked([1, 1]), "action_mask", edge_mask)
-wrong("mask of four nodes", ROWS_MASKED, rows_masked([1] * 4), "action_mask", f"4 {rows_of}")
 for num in (0, 4):
     own = {"g": graph(num, empty), "action_mask": np.ones(num, np.int8)}
     words = f"{num} rows to choose from, the action space has 3"
@@ -664,7 +621,6 @@ for name, space, own in [
     ("of rows that are not there", MASK_OF_ROWS, THREE),
     ("of a Box", MASK_OF_ROWS, PAIR),
     ("that is a Dict", spaces.Dict(a=MultiBinary(3)), THREE),
-    ("of three columns", stacked(spaces.Box(0, 1, (3,), np.int8)), THREE),
 ]:
     said = rf"leaf 'action_mask(\.[a0])?': a mask .* does not fit {type(own).__name__}\(.*head auto"
     refused(f"mask space {name}", with_mask(space), said, action=own)
@@ -724,7 +680,6 @@ for name, space, said in [
     ("text", spaces.Text(4), "leaf 'action': Text is not supported"),
     ("a graph", GRAPH, "leaf 'action': Graph.* is not supported"),
     ("a graph in a Dict", in_dict_of, r"leaf 'action.b': Graph\(.*\) is not supported \(Box, "),
-    ("None", lambda env: None, "is not supported"),
     ("a Sequence of Sequences", spaces.Sequence(ROWS), "a Sequence is not supported inside a Seq"),
     ("a Sequence without rows", spaces.Sequence(THREE), f"{no_rows}Sequence"),
     ("a Sequence in a Dict", spaces.Dict(a=THREE, b=spaces.Sequence(THREE)), f"{no_rows}Dict"),
@@ -743,8 +698,6 @@ for name, space, kwargs in [
     ("bounds in a Dict", lambda b: spaces.Dict(a=vector(low=-b, high=b)), [{"b": 0.1}, {"b": 5.0}]),
     ("starts", lambda b: spaces.Discrete(3, start=b), starts),
     ("starts of several", lambda b: spaces.MultiDiscrete([2, 2], start=[b, b]), starts),
-    ("numbers of options", lambda b: spaces.Discrete(3 + b), starts),
-    ("shapes", lambda b: vector(2 + b), starts),
     ("kinds", lambda b: THREE if b else PAIR, starts),
     ("names", lambda b: spaces.Dict({f"{b}": THREE}), starts),
 ]:
@@ -802,20 +755,16 @@ numbers = ["1.5", 1j, 10**400, {}, np.nan, np.inf, -np.inf, 3.2e38, 10**39, Deci
 for k, bad in enumerate(numbers):
     said = f"reward is {re.escape(repr(bad))}, not a finite number"
     returns(f"reward {k}, {str(bad)[:9]}", said, reward=bad)
-returns("reward date", "reward is .*, not a finite number", reward=np.datetime64(3, "s"))
 for bad in ([1.0, 2.0], np.array([2.0, 1])):
     said = "reward is .*, not .*: --wrap mo_gymnasium.wrappers:LinearReward makes one of several"
     returns(f"reward {bad!r}", said, reward=bad)
 returns("terminated array", terminated=lambda: np.array([False]))
-returns("terminated int64", terminated=np.int64(0))
-returns("terminated and truncated", terminated=True, truncated=True)
 for bad in ("no", "False", np.nan, [], np.array([True, False]), np.array(["no"])):
     returns(f"terminated {bad!r}", r"terminated is .*, not a finite number", terminated=bad)
 for bad in (2, 0.5):
     returns(f"truncated {bad!r}", f"truncated is {bad}, not True or False", truncated=bad)
 returns("truncated None", "truncated is None, not", truncated=lambda: None)
 returns("info None", info=lambda: None)
-returns("info OrderedDict", info=OrderedDict(a=1))
 for bad in ([3], "text", 3, UserDict(a=1)):
     returns(f"info {type(bad).__name__}", f"info is {re.escape(repr(bad))}, not a dict", info=bad)
 returns("info that cannot be pickled", info={"a": lambda: 0, "b": threading.Lock()})
@@ -830,7 +779,6 @@ at_end("episode of arrays", episode={"r": np.array([3.0]), "l": np.array([3])})
 for bad in (None, np.nan, np.ones(2), "9"):
     said = rf"{re.escape(repr(bad))} in .*'episode'.* is not a finite number"
     at_end(f"episode r {bad}", said, episode={"r": bad})
-at_end("episode l nan", "nan in .*'episode'.* is not a finite", episode={"r": 1, "l": np.nan})
 for group in ("a/b", "../../x", "a|b\nc", "x" * 500, 3, np.str_("z"), (1, 2), b"b", "", True):
     at_end(f"group {str(group)[:9]!r} {type(group).__name__}", group=group)
 for name, values in {  # not what this package means by the words
@@ -850,8 +798,6 @@ for name in ("greedy", "instance", "cut", "best of 16"):
 result("a namedtuple", change=lambda *values: Outcome(*values))
 for name, change in {
     "four values": lambda *values: values[:4],
-    "six values": lambda *values: (*values, 1),
-    "a list": lambda *values: list(values),
     "nothing": lambda *values: None,
     "a generator": lambda *values: (value for value in values),
 }.items():
@@ -859,12 +805,10 @@ for name, change in {
 for name, first in {
     "only an observation": lambda obs: obs,
     "nothing": lambda obs: None,
-    "three values": lambda obs: (obs, {}, 1),
 }.items():
     said = "env 0, step 0, reset: .* 2 values, not .*gym's old interface"
     result(f"reset: {name}", said, first=first)
 result("reset: info None", first=lambda obs: (obs, None))
-result("reset: info text", first=lambda obs: (obs, "text"))
 mask_info = {"action_mask": np.array([0, 1, 0], np.int8)}
 result("mask of reset alone", "cannot be read", first=lambda obs: (obs, mask_info))
 
@@ -996,18 +940,6 @@ process("a worker is stopped", kill(signal.SIGSTOP), f"step 3: {late}", flags=SO
 process("a worker sleeps", wait(), f"step 3: {late}", flags=SOON)
 slow = lambda env: env.index == 1 and time.sleep(99)
 process("reset in a worker sleeps", slow, late, "reset", SOON)
-large = dict(flags=SOON, action=vector(200_000))
-process("a worker is stopped before large actions", kill(signal.SIGSTOP), late, **large)
-
-
-def half_an_answer(env):
-    """The worker stops while it writes a large answer."""
-    signal.signal(signal.SIGALRM, lambda *args: os.kill(os.getpid(), signal.SIGSTOP))
-    signal.setitimer(signal.ITIMER_REAL, 0.05)
-
-
-large = dict(flags=SOON, observation=vector(2_000_000))
-process("a worker stops in a large answer", half_an_answer, late, **large)
 
 
 # ---- Files ----
@@ -1240,4 +1172,6 @@ for script, flags in {
     flag(flags, flags.replace("=", " ").split()[0], script=script)
 for flags in "bc-anneal -0.5,aux-coef nan,bc-coef inf,pg-coef -1.0,bc-minibatch-size 0".split(","):
     flag(f"--{flags}", f"--{flags}: a number from . to inf is needed", script="ppo_graph_aux")
+for flags in ("--max-lag -1", "--max-rho 0.0", "--max-rho nan"):
+    flag(flags, f"{flags}.*: at least 0", script="ppo_graph_async")
 flag("--num-heads 3", "num-heads|heads", script="ppo_gtrxl")

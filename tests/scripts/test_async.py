@@ -20,7 +20,6 @@ import walks
 from gymnasium import spaces
 from helpers import (
     OBSERVATIONS,
-    everything,
     logged,
     make_envs,
     mismatch,
@@ -237,28 +236,6 @@ def arrays_in(value):
     return [array for child in value for array in arrays_in(child)]
 
 
-def test_a_rollout_is_what_happened():
-    """Steps, what they led to, and the log-probabilities of the policy that acted."""
-    args = small_args(script, env_id="Random-v0", num_steps=30)
-    envs, memory, first = collects(args, 3)
-    steps, step_envs = [first], envs.step
-    envs.step = lambda actions: steps.append(step_envs(actions)) or steps[-1]
-    rollout = script.collect(memory, envs, first, 0, args.num_steps)
-    assert len(rollout.steps) == len(steps) == 31
-    assert all(ours is theirs for ours, theirs in zip(rollout.steps, steps))
-    happened = outcomes(rollout)
-    num_episodes = sum(len(step.infos) for step in steps)
-    assert happened.dones.sum() == num_episodes > len(happened.cut) > 0
-    assert len(memory.storage.blocks) == 1
-    with torch.no_grad():
-        storage = script.Storage(envs.leaves, CPU)
-        storage.append(happened.obs)
-        obs, actions = storage.gather(np.arange(90))[0], {"": torch.as_tensor(rollout.actions[""])}
-        _, log_probs, *_ = memory.agent(obs, actions)
-    np.testing.assert_allclose(rollout.log_probs, log_probs, atol=1e-5)
-    assert len(everything(storage)["obs"].values) == 93 + len(happened.cut)
-
-
 def test_messages():
     """Arrays come back bit by bit, and neither side waits while both send much. Where the other
     side is gone, None comes after all that it sent."""
@@ -340,17 +317,6 @@ def test_errors_arrive(fault, num_workers, text, tmp_path):
     wait_for(lambda: children(os.getpid()) == before, 10)
     saved = checkpoint.read(checkpoint.checkpoints_in(str(run_folder(tmp_path)))[0])
     assert saved["global_step"] == 3 * 24 and (run_folder(tmp_path) / "failed").exists()
-
-
-def test_error_of_the_program(monkeypatch):
-    """What is no sentence comes with the frames of the collector."""
-    args = small_args(script, **RANDOM)
-    monkeypatch.setattr(script, "collect", lambda *args: 1 / 0)
-    with contextlib.closing(envs_of(script, args)) as collector:
-        collector.reset(1)
-        collector.ask(0, script.Agent(collector.leaves, collector.action_space, args))
-        with pytest.raises(RuntimeError, match="in the collector: (?s:.*)ZeroDivisionError"):
-            collector.receive()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tries
 from gymnasium import spaces
-from helpers import command, make_envs, run, run_folder, vector
+from helpers import SmallEnv, make_envs, run, vector
 
 from cleanrl_graph import ppo_graph_agents, ppo_gtrxl, ppo_lstm_sparse
 from cleanrl_graph.envs import fitting
@@ -155,18 +155,16 @@ def test_failures_are_seen(result, monkeypatch, imported):
 
 
 # ---- Rewards of agents, and of objectives; other environments of their own ----
-class Simple(gym.Env):
+class Simple(SmallEnv):
     """Two numbers; episodes of 5 steps."""
 
-    observation_space, action_space = vector(2), spaces.Discrete(2)
+    observation_space, action_space, terminates = vector(2), spaces.Discrete(2), True
 
-    def reset(self, *, seed=None, options=None):
-        self.t = 0
-        return np.zeros(2, np.float32), {}
+    def observe(self):
+        return np.array([self.t / 10, 0], np.float32)
 
-    def step(self, action):
-        self.t += 1
-        return np.array([self.t / 10, 0], np.float32), 1.0, self.t == 5, False, {}
+    def reward(self, action):
+        return 1.0
 
 
 class NoSeed(Simple):
@@ -374,41 +372,3 @@ def test_ids_of_modules(tmp_path, monkeypatch, notes):
     ):
         fails(sentence, tmp_path / f"{k}", env_id=env_id)
     del gym.registry["Loud-v0"], gym.registry["Shy-v0"]
-
-
-SMALL = "--total-timesteps 32 --num-envs 2 --num-steps 8 --num-minibatches 2 --hidden-dims 8 "
-SMALL += "--eval-episodes 1 --no-cuda"
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_command_line(workers, tmp_path):
-    """A wrong flag, or an environment that exits, ends with exit code 1 and a sentence, below no
-    frames but the environment's own. It and its wrapper are looked for in the current folder; what
-    is reported is its own return, before wrappers."""
-    name = f"my_envs_{workers}"
-    (tmp_path / f"{name}.py").write_text(
-        "import sys, gymnasium as gym, numpy as np\n"
-        "class Env(gym.Env):\n"
-        "    observation_space = gym.spaces.Box(0, 1, (2,), np.float32)\n"
-        "    action_space = gym.spaces.Discrete(2)\n"
-        "    def __init__(self, size=1): self.size = size\n"
-        "    def reset(self, *, seed=None, options=None): return np.zeros(2, np.float32), {}\n"
-        "    def step(self, a):\n"
-        "        if self.size == 0: sys.exit(0)\n"
-        "        return np.zeros(2, np.float32), float(self.size), True, False, {}\n"
-        "def twice(env): return gym.wrappers.TransformReward(env, lambda r: 2 * r)\n"
-        f"gym.register('Mine{workers}-v0', entry_point=Env)\n"
-    )
-    flags = [*SMALL.split(), "--env-id", f"{name}:Mine{workers}-v0", "--num-workers", workers]
-    kwargs = ["--wrap", f"{name}:twice", "--env-kwargs"]
-    code, out, err = command(*flags, *kwargs, '{"size": 7}', cwd=tmp_path)
-    assert code == 0 and "| 0 | 1 | 7 |" in out, err
-    folder = run_folder(tmp_path / "runs")
-    assert folder.name.startswith(f"Mine{workers}-v0-")  # and what tells other kwargs apart
-    code, out, err = command(*flags, *kwargs, '{"size": 0}', "--run-dir", "exits", cwd=tmp_path)
-    assert code == 1 and f"{name}.py" in err and "ppo_graph.py" not in err, err
-    assert err.strip().splitlines()[-1].startswith("env 0, step 1, step(")
-    code, out, err = command(*flags, "--wrap", "nope", cwd=tmp_path)
-    assert code == 1 and re.fullmatch("env 0: .*--wrap nope: there is no such wrapper.*\n", err), (
-        err
-    )

@@ -209,12 +209,6 @@ def test_memory_is_needed(tmp_path):
     assert share_of_the_best("graph", "discrete", "multidiscrete", 1, few, tmp_path) < 0.65
 
 
-def test_every_kind_is_learned():
-    """The cases have every script, and every kind of observation and of action."""
-    kinds = [set(column) for column in list(zip(*CASES))[:3]]
-    assert kinds == [set(SCRIPTS), set(Show.observations), set(Show.actions)]
-
-
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_choice_of_a_node(tmp_path, workers):
     """The node with most flagged in-neighbours; the optimum is 16."""

@@ -4,15 +4,10 @@ import dataclasses
 import sys
 import types
 import typing
-from functools import partial
 
-import gymnasium as gym
-import numpy as np
 import pytest
 import shared_blocks
-import torch
-from gymnasium import spaces
-from helpers import LOGGED, run, small_args, vector, weights
+from helpers import LOGGED, run, small_args
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cleanrl_graph import ppo_graph
@@ -72,39 +67,6 @@ def test_names_in_the_log(tmp_path):
     assert [value for _, value in log["charts/episodic_length"]] == [5] * 9
 
 
-class Grouped(gym.Env):
-    """Episodes of `length` steps; every other ends in group "b", else in "a"."""
-
-    observation_space, action_space = vector(1), spaces.Discrete(2)
-    eval_suites = {"two": [{"length": 2}, {"length": 3}], "none": []}
-
-    def __init__(self, length=4, reward=1.0):
-        self.length, self.reward, self.num = length, reward, 0
-
-    def reset(self, *, seed=None, options=None):
-        self.t, self.num = 0, self.num + 1
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        self.t += 1
-        ended = self.t == self.length
-        info = {"group": "ab"[self.num % 2], "eval": {"rule": 7}} if ended else {}
-        return np.zeros(1, np.float32), self.reward, ended, False, info
-
-
-gym.register("Grouped-v0", entry_point=Grouped)
-
-
-def test_groups_of_the_environment(tmp_path):
-    """Return and length are logged for all and per group; evaluation has groups, too."""
-    rows, log, *_ = run(tmp_path, env_id="Grouped-v0", num_envs=1, num_steps=24, eval_episodes=2)
-    assert [step for step, _ in log["charts/episodic_return"]] == list(range(4, 49, 4))
-    first = [step for step, _ in log["charts/episodic_return/a"]]
-    assert first == list(range(4, 49, 8))  # the very first was a mask's
-    assert log["charts/episodic_length/b"] == [(step, 4) for step in range(8, 49, 8)]
-    assert rows == [{"episode": i, "group": "a", "length": 4, "return": 4} for i in range(2)]
-
-
 def test_hyperparameters_are_logged(tmp_path):
     """Every flag and its value is in the log."""
     folder = run(tmp_path, env_id="envs:BestOfSet-v0", env_kwargs={"max_size": 5}).folder
@@ -132,17 +94,6 @@ def test_tracked_with_wandb(tmp_path, monkeypatch):
 
 
 # ---- Models and evaluation ----
-def test_model_goes_through_a_file(tmp_path):
-    """--load-model starts from exactly what --save-model wrote."""
-    first = run(tmp_path / "a", env_id="envs:BestOfSet-v0", save_model=True)
-    saved = torch.load(first.folder / "model.pt", weights_only=True)
-    assert saved["args"]["env_id"] == "envs:BestOfSet-v0" and saved["args"]["hidden_dims"] == (16,)
-    flags = dict(load_model=str(first.folder / "model.pt"), save_model=True, total_timesteps=0)
-    again = run(tmp_path / "b", env_id="envs:BestOfSet-v0", seed=9, **flags)
-    model = weights(again.folder)
-    assert list(model) == list(saved["model"])
-    assert all(torch.equal(model[name], saved["model"][name]) for name in model)
-    assert again.scalars == {} and not list(tmp_path.glob("*/*/*.tmp"))
 
 
 def test_played_episodes(tmp_path):
@@ -163,15 +114,3 @@ def test_played_episodes(tmp_path):
     ends = lambda infos: [(info["episode"]["r"], info["episode"]["l"]) for info in infos]
     assert ends(greedy) == ends(again) and len(greedy) == 4
     assert all(ret == length for ret, length in ends(greedy + sampled))  # reward 1: legal actions
-
-
-def test_episodes_that_are_cut_off():
-    """After --eval-max-steps an episode is given with what it has by then, and marked."""
-    args = small_args(env_id="Grouped-v0", eval_max_steps=3, num_steps=2)
-    makers = [partial(ppo_graph.make_env, args, length=length) for length in (2, 3, 9)]
-    envs = ppo_graph.Envs(makers)
-    agent = ppo_graph.Agent(envs.leaves, envs.action_space, args)
-    infos = ppo_graph.play(agent, args, envs, True)
-    assert [info["episode"]["l"] for info in infos] == [2, 3, 3]
-    assert [info["episode"]["r"] for info in infos] == [2, 3, 3]
-    assert [info.get("cut", False) for info in infos] == [False, False, True]

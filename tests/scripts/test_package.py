@@ -1,7 +1,7 @@
 """Where a script and the package are found: a script that is copied alone, modules of one's own
 that have the names of ours, an installed package, and a checkout that stays as it was."""
 
-import importlib.util
+import importlib
 import json
 import os
 import re
@@ -94,12 +94,19 @@ SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in ALONE if case no
 
 @pytest.mark.parametrize("name, env_id", [*FAST, *SLOW])
 def test_copied_alone(name, env_id, tmp_path, not_installed):
-    """In an empty folder a script trains in one's own file, logs, saves and plays."""
+    """In an empty folder a script trains in one's own file, logs, saves and plays. It has no flag
+    of the services, and says so of one that it is given."""
     shutil.copy(SCRIPTS[name], tmp_path)
     (tmp_path / "my_env.py").write_text(OWN_ENV)
     flags = ["--env-id", env_id, *SHORT]
     if name == "ppo_graph_compile":
         flags += ["--compile-mode", "none"]
+    if name == "ppo_graph":
+        has = flags_in_help("ppo_graph.py", tmp_path, [not_installed])
+        assert "--env-id" in has and not has & SERVICES
+        done = python("ppo_graph.py", "--resume", "auto", cwd=tmp_path, path=[not_installed])
+        assert done.returncode == 2 and re.search("Unrecognized .*--resume", done.stderr, re.S)
+        assert not (tmp_path / "runs").exists()
     done = python(f"{name}.py", *flags, cwd=tmp_path, path=[not_installed])
     assert done.returncode == 0, done.stderr
     assert re.search(r"returns of greedy episodes: \d+\.0 \d+\.0\n", done.stdout)
@@ -112,16 +119,6 @@ def test_copied_alone(name, env_id, tmp_path, not_installed):
         assert max(value for _, value in log["debug/collection_mismatch"]) < 1e-5
     made = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}
     assert made == {f"{name}.py", "my_env.py", "runs"}
-
-
-def test_flags_alone(tmp_path, not_installed):
-    """A script alone has no flag of the services, and says so of one that it is given."""
-    shutil.copy(SCRIPTS["ppo_graph"], tmp_path)
-    flags = flags_in_help("ppo_graph.py", tmp_path, [not_installed])
-    assert "--env-id" in flags and not flags & SERVICES
-    done = python("ppo_graph.py", "--resume", "auto", cwd=tmp_path, path=[not_installed])
-    assert done.returncode == 2 and re.search("Unrecognized .*--resume", done.stderr, re.S)
-    assert not (tmp_path / "runs").exists()
 
 
 def test_alone_each_task_is_played(tmp_path, monkeypatch):
@@ -216,35 +213,25 @@ def test_modules_of_ones_own(way, services, tmp_path):
     assert list(tmp_path.glob("runs/*/*.ckpt"))
 
 
-@pytest.fixture
-def own_envs(tmp_path, monkeypatch):
-    """The folder `envs` of a user, which is found first."""
-    folder = tmp_path / "mine" / "envs"
-    folder.mkdir(parents=True)
-    monkeypatch.syspath_prepend(folder.parent)
+def test_an_id_that_ones_own_envs_lacks(tmp_path, monkeypatch):
+    """A folder `envs` that holds no __init__.py, such as conda's, has no environments. Else the
+    sentence says whose `envs` was read, and how ours is called; which is found."""
+    (tmp_path / "envs").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "envs", raising=False)  # tests/envs, if it was looked for
-    yield folder
-    for name in ("envs", "envs.rules"):
-        sys.modules.pop(name, None)
-
-
-def test_an_id_that_ones_own_envs_lacks(tmp_path, own_envs):
-    """The sentence says whose `envs` was read, and how ours is called; which is found."""
-    (own_envs / "__init__.py").write_text("")
+    made = lambda env_id: check.make_env(ppo_graph, small_args(env_id=env_id)).unwrapped
+    assert type(made("envs:PoissonGraph-v0")) is PoissonGraphEnv
+    (tmp_path / "envs" / "__init__.py").write_text("")
+    sys.modules.pop("envs", None)
+    importlib.invalidate_caches()
     sentence = (
-        rf"^--env-id envs:PoissonGraph-v9 \(of {own_envs}/__init__.py; that of cleanrl_graph is "
-        r"cleanrl_graph.envs:PoissonGraph-v9\): .*PoissonGraph"
+        rf"^--env-id envs:PoissonGraph-v9 \(of {tmp_path}/envs/__init__.py; that of cleanrl_graph "
+        r"is cleanrl_graph.envs:PoissonGraph-v9\): .*PoissonGraph"
     )
     with pytest.raises(check.UsageError, match=sentence):
-        check.make_env(ppo_graph, small_args(env_id="envs:PoissonGraph-v9"))
-    env = check.make_env(ppo_graph, small_args(env_id="cleanrl_graph.envs:PoissonGraph-v0"))
-    assert type(env.unwrapped) is PoissonGraphEnv
-
-
-def test_a_folder_that_is_no_package(own_envs):
-    """A folder `envs` that holds no __init__.py, such as conda's, has no environments."""
-    env = check.make_env(ppo_graph, small_args(env_id="envs:PoissonGraph-v0"))
-    assert type(env.unwrapped) is PoissonGraphEnv
+        made("envs:PoissonGraph-v9")
+    assert type(made("cleanrl_graph.envs:PoissonGraph-v0")) is PoissonGraphEnv
+    sys.modules.pop("envs", None)
 
 
 def test_ids_of_others_stay_theirs(monkeypatch):
@@ -275,15 +262,6 @@ def test_ranges_hold_the_pinned_versions():
     lines = (ROOT / "benchmark" / "requirements.txt").read_text().splitlines()
     names = {line.split("==")[0] for line in lines if not line.startswith("#")}
     assert set(extras["benchmark"]) == names
-
-
-def test_packages_and_data():
-    """Every folder with modules is a package, and every other file in one is data."""
-    packages = project()["tool"]["setuptools"]["packages"]
-    folders = {path.parent for path in (ROOT / "cleanrl_graph").rglob("*.py")}
-    assert {".".join(folder.relative_to(ROOT).parts) for folder in folders} == set(packages)
-    for folder in folders:
-        assert (folder / "__init__.py").exists(), folder
 
 
 @pytest.fixture(scope="module")
@@ -317,23 +295,6 @@ print(json.dumps([file, env.action_space.contains(policy(observation))]))
 """
 
 
-def trains_and_plays(folder, site):
-    """In an empty folder, with the package of the folder `site`: it trains, its policy plays."""
-    folder.mkdir()
-    flags = ["--env-id", "envs:JobShop-v0", "--env-kwargs", '{"jobs": 3, "machines": 3}', *SHORT]
-    flags += ["--eval-suite", "ft", "--eval-samples", "0"]
-    # site.addsitedir reads the .pth files of a folder, as Python does with those of its own
-    begin = f"import runpy, site, sys; site.addsitedir({str(site)!r}); "
-    module = "runpy.run_module('cleanrl_graph.ppo_graph', run_name='__main__', alter_sys=True)"
-    done = python("-c", begin + module, *flags, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    assert "ft06" in done.stdout
-    model = run_folder(folder / "runs") / "model.pt"
-    done = python("-c", begin + PROGRAM, model, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 @pytest.mark.slow
 def test_wheel(source, tmp_path):
     """A wheel that is built and installed trains and plays outside of the checkout."""
@@ -343,11 +304,18 @@ def test_wheel(source, tmp_path):
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if "dist-info" not in name}
     files = {path for path in (source / "cleanrl_graph").rglob("*") if path.is_file()}
     assert packed == {str(path.relative_to(source)) for path in files}
-    pip("install", wheel, "--target", tmp_path / "site", cwd=tmp_path)
-    file, is_legal = trains_and_plays(tmp_path / "elsewhere", tmp_path / "site")
-    assert Path(file).is_relative_to(tmp_path / "site") and is_legal
-    done = python("-m", "cleanrl_graph.ppo_graph", "--help", cwd=tmp_path, path=[tmp_path / "site"])
-    assert done.returncode == 0 and "--env-id" in done.stdout
+    folder, site = tmp_path / "elsewhere", [tmp_path / "site"]
+    folder.mkdir()
+    pip("install", wheel, "--target", *site, cwd=tmp_path)
+    flags = ["--env-id", "envs:JobShop-v0", "--env-kwargs", '{"jobs": 3, "machines": 3}', *SHORT]
+    flags += ["--eval-suite", "ft", "--eval-samples", "0"]
+    done = python("-m", "cleanrl_graph.ppo_graph", *flags, cwd=folder, path=site)
+    assert done.returncode == 0 and "ft06" in done.stdout, done.stderr
+    model = run_folder(folder / "runs") / "model.pt"
+    done = python("-c", PROGRAM, model, cwd=folder, path=site)
+    assert done.returncode == 0, done.stderr
+    file, is_legal = json.loads(done.stdout)
+    assert Path(file).is_relative_to(*site) and is_legal
 
 
 @pytest.mark.slow
@@ -356,26 +324,10 @@ def test_editable(source, tmp_path):
     above it, where Python sees a folder of the package's name."""
     checkout = shutil.copytree(source, tmp_path / "cleanrl_graph")
     pip("install", "--editable", checkout, "--target", tmp_path / "site", cwd=tmp_path)
-    file, is_legal = trains_and_plays(tmp_path / "elsewhere", tmp_path / "site")
-    assert Path(file).is_relative_to(checkout) and is_legal
-    begin = f"import site; site.addsitedir({str(tmp_path / 'site')!r}); "
-    done = python("-c", begin + "from cleanrl_graph import load_policy", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-
-
-# ---- The checkout ----
-@pytest.mark.slow
-def test_files_that_tests_leave_fail_the_run(tmp_path):
-    """A test that writes to the checkout passes, and yet the command fails and names the file."""
-    (tmp_path / "tests").mkdir()
-    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path / "tests")
-    (tmp_path / "tests" / "test_clean.py").write_text("def test_clean():\n    pass\n")
-    (tmp_path / "tests" / "test_untidy.py").write_text(
-        "import os\n\ndef test_untidy():\n    os.makedirs('runs')\n    open('runs/left', 'w')\n"
-    )
-    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    clean = python(*command, "tests/test_clean.py", cwd=tmp_path)
-    untidy = python(*command, "tests", cwd=tmp_path)
-    assert clean.returncode == 0, clean.stdout
-    assert untidy.returncode == 1 and "2 passed" in untidy.stdout
-    assert "left in the checkout ==" in untidy.stdout and "\nruns/left\n" in untidy.stdout
+    # reads the .pth files of a folder, as Python does with those of its own
+    program = f"import site; site.addsitedir({str(tmp_path / 'site')!r})\n"
+    program += "from cleanrl_graph import load_policy, ppo_graph\nprint(ppo_graph.__file__)"
+    for folder in (tmp_path, tmp_path / "site"):
+        done = python("-c", program, cwd=folder)
+        assert done.returncode == 0, done.stderr
+        assert Path(done.stdout.strip()).is_relative_to(checkout)

@@ -8,7 +8,6 @@ import importlib
 import gymnasium as gym
 import numpy as np
 import pytest
-import torch
 from gymnasium import spaces
 from helpers import MASK, run, small_args, train_events, vector
 from processes import SCRIPTS, SMALL, train_ranks
@@ -236,21 +235,6 @@ def test_every_script(name, tmp_path):
         assert max(value for _, value in result.scalars["debug/collection_mismatch"]) < 1e-5
         # some jobs take longer than two rollouts
         assert any("/z_" in tag for tag in result.scalars) or k == 0
-
-
-def test_z_changes_what_the_policy_does():
-    """The features, and the values, of the same observation are others with another z."""
-    args, values = small_args(env_id="envs:SkillGraph-v0", wrap=("z:skill:4",)), []
-    with make_envs(num_envs=1, env_id=args.env_id, wrap=args.wrap) as envs:
-        flat = envs.reset(3).obs
-        agent = ppo_graph.Agent(envs.leaves, envs.action_space, args)
-    where = [leaf.path for leaf in envs.leaves].index("z")
-    for z in range(4):
-        flat.values[where][:] = z
-        with torch.no_grad():
-            storage = ppo_graph.Storage(envs.leaves, torch.device("cpu"))
-            values.append(agent.value(storage.append(flat)).item())
-    assert len(set(values)) == 4
 
 
 # ---- The worked example ----

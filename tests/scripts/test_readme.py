@@ -16,7 +16,7 @@ import pytest
 import torch
 import tyro
 from gymnasium import spaces
-from helpers import run, run_folder, small_args
+from helpers import SmallEnv, run, run_folder, small_args
 from torch_geometric import nn as pyg
 
 from cleanrl_graph import load_policy, ppo_graph, ppo_graph_aux, services
@@ -90,19 +90,19 @@ def test_git_applies_the_diffs(tmp_path, title):
     assert path.read_text() == apply(text, diff) != text
 
 
-class Target(gym.Env):
+class Target(SmallEnv):
     """Hit the target that the observation shows: the reward is minus the squared distance."""
 
     observation_space, action_space = spaces.Box(-2, 2, (2,)), spaces.Box(-2, 2, (2,))
+    length, terminates = 1, True
 
-    def reset(self, seed=None, options=None):
-        super().reset(seed=seed)
+    def observe(self):
         self.target = self.np_random.uniform(-2, 2, 2).astype(np.float32)
-        return self.target, {}
+        return self.target
 
-    def step(self, action):
+    def reward(self, action):
         assert self.action_space.contains(action)
-        return self.target, -float(((action - self.target) ** 2).sum()), True, False, {}
+        return -((action - self.target) ** 2).sum()
 
 
 gym.register("Target-v0", entry_point=Target)
@@ -120,15 +120,6 @@ def test_the_gnn_layer(tmp_path, script):
 def test_the_action_head(tmp_path, script):
     module = changed(tmp_path, script, "An action head")
     train(module, tmp_path / "runs", env_id="Target-v0", eval_episodes=2)
-
-
-@pytest.mark.slow
-def test_the_action_head_learns(tmp_path):
-    module = changed(tmp_path, "ppo_graph", "An action head")
-    flags = dict(env_id="Target-v0", num_envs=16, num_steps=32, num_minibatches=4, update_epochs=4)
-    flags |= dict(hidden_dims=(32,), learning_rate=3e-3, total_timesteps=24_576, ent_coef=0.0)
-    rows = run(tmp_path / "runs", module, **flags, eval_episodes=50).rows
-    assert np.mean([row["return"] for row in rows]) > -1.0  # -8/3 for the centre, -4.5 at first
 
 
 @pytest.mark.parametrize("script", SCRIPTS[:-1])  # another loss is what ppo_graph_aux.py is about
@@ -202,9 +193,8 @@ def test_the_environment_is_learned(tmp_path, cover, monkeypatch):
     """Covers within 2% of the best, and lighter ones than a rule's of large graphs."""
     (commands,) = fences("bash", "Your own environment")
     monkeypatch.chdir(tmp_path)
-    for words in map(str.split, commands.splitlines()):
-        assert words[:2] == ["python", "cleanrl_graph/ppo_graph.py"]
     words = commands.splitlines()[0].split()
+    assert words[:2] == ["python", "cleanrl_graph/ppo_graph.py"]
     services.run(ppo_graph, tyro.cli(ppo_graph.Args, args=words[2:]), cuda=False, save_model=True)
     for size, most in ((15, 1.02), (200, 0.97)):
         env = gym.make("cover:Cover-v0", disable_env_checker=True, size=size)
@@ -237,21 +227,22 @@ def test_what_was_trained_plays(tmp_path, monkeypatch, script):
     (code,), rewards = fences("python", "Use what was trained"), []
     assert len(code.splitlines()) <= 10
     step = job_shop.JobShopEnv.step
-
-    def noted(*args):
-        result = step(*args)
-        rewards.append(result[1])
-        return result
-
+    noted = lambda *args: [result := step(*args), rewards.append(result[1])][0]
     monkeypatch.setattr(job_shop.JobShopEnv, "step", noted)
     exec(code.replace("seed=1)", f"seed={small_args().seed + 10_000})"), {})
     assert sum(rewards) == pytest.approx(played.rows[0]["return"])
     assert len(rewards) == played.rows[0]["length"]
 
 
-def test_length():
-    """A page for a person with a minute."""
+def test_lengths_and_claims():
+    """A page for a person with a minute; the page of all tables, and the conclusions, are read in
+    one sitting each. A figure is that of the code beside it; commits stand in the tables."""
     assert len(README.read_text().splitlines()) <= 150
+    assert len(TABLES.read_text().split()) <= 4_000
+    tried = (ROOT / "benchmark" / "results").glob("*.md")
+    assert sum(len(path.read_text().split()) for path in tried) <= 6_000
+    for path in (README, TABLES):
+        assert not re.findall(r"\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,40}\b", path.read_text())
 
 
 PAGES = [
@@ -281,19 +272,6 @@ def test_links(path):
     assert not [link for link in links if link not in headings and not is_there(path, link)]
     assert not [name for name in named - PLACEHOLDERS if not (ROOT / name).exists()]
     assert path not in (README, TABLES, GUIDE, ENVS) or links and (named or path == ENVS)
-
-
-def test_tables_length():
-    """The page of all tables, and the conclusions, are read in one sitting each."""
-    assert len(TABLES.read_text().split()) <= 4_000
-    tried = (ROOT / "benchmark" / "results").glob("*.md")
-    assert sum(len(path.read_text().split()) for path in tried) <= 6_000
-
-
-@pytest.mark.parametrize("path", [README, TABLES], ids=["README.md", "benchmark/README.md"])
-def test_claims_name_no_commits(path):
-    """A figure is that of the code beside it; the commits of runs stand in their tables."""
-    assert not re.findall(r"\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,40}\b", path.read_text())
 
 
 def test_flags():
@@ -353,17 +331,14 @@ def test_requirements_list_all_that_is_imported():
     assert packages - {"ale_py", "cv2", "entity_gym", "libsumo", "matplotlib"} <= pinned
 
 
-def test_the_workflow_runs_the_test_command():
-    """It takes the command from the README as .ci/run does."""
-    files = (".ci/run", ".github/workflows/tests.yml")
-    command, theirs = (re.findall(r"\$\(sed .*\)", (ROOT / name).read_text()) for name in files)
-    assert len(command) == 1 and command == theirs
-
-
 @pytest.mark.parametrize("fast, slow, style", [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)])
 def test_ci_runs_the_test_command_and_the_slow_tests(fast, slow, style, tmp_path):
     """.ci/run takes the command from the README as it stands, makes that of the slow tests from it,
-    checks format and rules, and fails where one of these does, but not where there is no Triton."""
+    checks format and rules, and fails where one of these does, but not where there is no Triton.
+    The workflow takes it as .ci/run does."""
+    files = (".ci/run", ".github/workflows/tests.yml")
+    ours, theirs = (re.findall(r"\$\(sed .*\)", (ROOT / name).read_text()) for name in files)
+    assert len(ours) == 1 and ours == theirs
     files = {
         "README.md": README.read_text(),
         ".ci/run": (ROOT / ".ci" / "run").read_text(),
@@ -385,13 +360,8 @@ case "$*" in *"not slow") exit {fast};; *slow) exit {slow};; esac""",
     command = f"OMP_NUM_THREADS=1 .venv/bin/python {tests}"
     assert result.returncode == fast + slow + style, result.stderr
     install = "python3 -m venv .venv && .venv/bin/pip install -q -r requirements.txt"
-    assert result.stdout.splitlines() == [
-        f'{install} && {command} "not slow"',
-        f"{tests} not slow",
-        ".venv/bin/pip install -q --no-deps --target .venv/triton "
-        "-r benchmark/gpu/requirements-lowering.txt || true",
-        ".venv/bin/ruff format --check .",
-        ".venv/bin/ruff check .",
-        f"{command} slow",
-        f"{tests} slow",
-    ]
+    triton = ".venv/bin/pip install -q --no-deps --target .venv/triton -r benchmark/gpu/"
+    style = [f".venv/bin/ruff {words} ." for words in ("format --check", "check")]
+    said = [f'{install} && {command} "not slow"', f"{tests} not slow"]
+    said += [f"{triton}requirements-lowering.txt || true", *style, f"{command} slow"]
+    assert result.stdout.splitlines() == [*said, f"{tests} slow"]

@@ -15,7 +15,6 @@ import torch
 import walks
 from helpers import train_events, weights
 from processes import (
-    SCRIPTS,
     Dies,
     begun_earlier,
     children,
@@ -117,13 +116,6 @@ RUNS = {  # name -> (script, flags): what is kept between two updates, all of it
     "transformer": ("ppo_gtrxl", STATELESS | PREV | dict(memory_length=11)),
     "transformer, workers": ("ppo_gtrxl", EXPLORE | dict(prev_action=True, num_workers=2)),
 }
-OTHERS = ("minigrid_wrapped:MiniGridDict-v0", "popgym:popgym-RepeatFirstEasy-v0")
-EVERY = {
-    f"{script}, {env_id}, {workers}": (script, dict(env_id=env_id, num_workers=workers))
-    for script in SCRIPTS
-    for workers in (0, 2)
-    for env_id in ("CartPole-v1", "walk:Walk-v0", "envs:PoissonGraph-v0", *OTHERS)
-}
 
 
 # What each memory keeps, in process and with workers; the others differ in what other tests restore
@@ -132,17 +124,11 @@ FAST = {"CartPole", "graphs, workers", "own class, workers", "shifts", "LSTM, id
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name if name in FAST else pytest.param(name, marks=pytest.mark.slow)
-        for name in [*RUNS, *EVERY]
-    ],
+    [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in RUNS],
 )
 def test_killed_and_resumed(name, tmp_path, own_module, capfd):
     """A run that was killed with -9 ends with the weights and the log of one that was not."""
-    script, flags = (RUNS | EVERY)[name]
-    flags = flags | dict(norm_obs=True) if name in EVERY else flags
-    if ":" in flags["env_id"]:
-        pytest.importorskip(flags["env_id"].split(":")[0], reason="not installed")
+    script, flags = RUNS[name]
     whole = train(tmp_path / "a", script, **flags)
     assert 0 < dies(tmp_path / "b", Dies(*moment(name, flags)), script, **flags) < 144
     train(tmp_path / "b", script, resume="auto", **flags)

@@ -13,24 +13,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+import walks
 from gymnasium.wrappers import TimeLimit
 from processes import FORK, full_disk
-from walks import (
-    Changing,
-    Counted,
-    Curriculum,
-    Dies,
-    LeftOut,
-    Locked,
-    Lossy,
-    Nested,
-    Odd,
-    OfAModule,
-    OwnGenerators,
-    Trusted,
-    Walk,
-    WithLambda,
-)
 
 from cleanrl_graph.services import checkpoint
 
@@ -299,26 +284,13 @@ def test_marks(tmp_path):
         assert run.failures == 0
 
 
-# ---- Random states ----
-def test_random_state():
-    """The global generators draw the same once more; states of other devices than there are do no
-    harm."""
-    draw = lambda: (random.random(), np.random.random(), torch.rand(3).tolist())
-    state = checkpoint.random_state()
-    first = draw()
-    checkpoint.set_random_state(state)
-    assert draw() == first != draw()
-    checkpoint.set_random_state(state | {"cuda": [None] * (torch.cuda.device_count() + 1)})
-    assert draw() == first
-
-
 # ---- Environments ----
 @pytest.fixture(autouse=True)
 def nothing_said(monkeypatch):
     monkeypatch.setattr(checkpoint, "inexact", set())
 
 
-class DrawsWhenLoaded(OwnGenerators):
+class DrawsWhenLoaded(walks.OwnGenerators):
     """Draws from the global generators."""
 
     def draw(self):
@@ -357,11 +329,11 @@ def begun(make):
 
 EXACT = {
     "CartPole": lambda: gym.make("CartPole-v1", max_episode_steps=12),
-    "generators of its own": OwnGenerators,
+    "generators of its own": walks.OwnGenerators,
     "draws when loaded": DrawsWhenLoaded,
-    "lambda": WithLambda,
-    "nested observations": Nested,
-    "wrapped": lambda: gym.wrappers.TransformReward(TimeLimit(Walk(), 9), lambda r: r + 1),
+    "lambda": walks.WithLambda,
+    "nested observations": walks.Nested,
+    "wrapped": lambda: gym.wrappers.TransformReward(TimeLimit(walks.Walk(), 9), lambda r: r + 1),
 }
 
 
@@ -377,12 +349,13 @@ def test_exact_copies(kind, capsys):
     assert results == expected and len({str(result) for result in expected}) > 40
     for k, (data, state) in enumerate(dumps):
         copy = checkpoint.load_env(data)
-        checkpoint.set_random_state(state)
+        of_other_devices = {"cuda": [None] * (torch.cuda.device_count() + 1)}  # they do no harm
+        checkpoint.set_random_state(state | of_other_devices)
         assert play(copy, range(5 + 10 * k, 85)) == expected[10 * k :]
     assert capsys.readouterr().err == ""
 
 
-class RewardsForRows(Walk):
+class RewardsForRows(walks.Walk):
     """A copy has the same observation and reward, but other rewards of its rows."""
 
     def __init__(self):
@@ -400,23 +373,26 @@ OTHER, FAILS = "a copy returns another {} in the next step", "a copy fails in th
 NO_COPY = "no copy can be made of it: TypeError: {}"
 RETURNED = ("observation", "reward", "terminated", "truncated")
 INEXACT = {
-    **{how: (lambda how=how: Odd(how), OTHER.format(how)) for how in RETURNED},
-    "dtype": (lambda: Odd("dtype"), OTHER.format("observation")),
-    "shape": (lambda: Odd("shape"), OTHER.format("observation")),
-    "a later step": (lambda: Odd("reward", 16), OTHER.format("reward")),
-    "exception": (lambda: Odd("exception"), FAILS.format("step: RuntimeError: I am lost")),
-    "exit": (lambda: Odd("exit"), FAILS.format("step: SystemExit: 3")),
-    "reset": (lambda: TimeLimit(Odd("reset"), 10), OTHER.format("observation")[:-4] + "reset"),
-    "EzPickle": (Lossy, FAILS.format("step: AttributeError")),
-    "class": (Curriculum, OTHER.format("observation and reward")),
-    "end of the process": (Dies, "the process of a copy ended with exit code 3"),
-    "left out": (LeftOut, "its exact_resume is False"),
-    "module": (OfAModule, OTHER.format("observation and reward")),
-    "load": (lambda: Odd("load"), FAILS.format("load: KeyError: 'what is missing'")),
+    **{how: (lambda how=how: walks.Odd(how), OTHER.format(how)) for how in RETURNED},
+    "dtype": (lambda: walks.Odd("dtype"), OTHER.format("observation")),
+    "shape": (lambda: walks.Odd("shape"), OTHER.format("observation")),
+    "a later step": (lambda: walks.Odd("reward", 16), OTHER.format("reward")),
+    "exception": (lambda: walks.Odd("exception"), FAILS.format("step: RuntimeError: I am lost")),
+    "exit": (lambda: walks.Odd("exit"), FAILS.format("step: SystemExit: 3")),
+    "reset": (
+        lambda: TimeLimit(walks.Odd("reset"), 10),
+        OTHER.format("observation")[:-4] + "reset",
+    ),
+    "EzPickle": (walks.Lossy, FAILS.format("step: AttributeError")),
+    "class": (walks.Curriculum, OTHER.format("observation and reward")),
+    "end of the process": (walks.Dies, "the process of a copy ended with exit code 3"),
+    "left out": (walks.LeftOut, "its exact_resume is False"),
+    "module": (walks.OfAModule, OTHER.format("observation and reward")),
+    "load": (lambda: walks.Odd("load"), FAILS.format("load: KeyError: 'what is missing'")),
     "rewards of rows": (RewardsForRows, OTHER.format("info['rewards']")),
-    "pickle": (lambda: Odd("pickle"), NO_COPY.format("I hold a simulator")),
-    "lock": (Locked, NO_COPY.format("cannot pickle '_thread.lock' object")),
-    "generator": (Changing, NO_COPY.format("cannot pickle 'generator' object")),
+    "pickle": (lambda: walks.Odd("pickle"), NO_COPY.format("I hold a simulator")),
+    "lock": (walks.Locked, NO_COPY.format("cannot pickle '_thread.lock' object")),
+    "generator": (walks.Changing, NO_COPY.format("cannot pickle 'generator' object")),
 }
 
 
@@ -444,9 +420,9 @@ def test_inexact_copies(kind, capsys):
 def test_one_inexact_environment(capsys):
     """The line has the id under which it was made. Others of its kind are left out, too, although
     theirs did not show it; the rest of the list is dumped."""
-    gym.register("Odd-v0", entry_point=Odd)
+    gym.register("Odd-v0", entry_point=walks.Odd)
     odd = lambda how: begun(lambda: gym.make("Odd-v0", how=how, disable_env_checker=True))
-    envs = [begun(Walk), odd("reward"), odd("nothing"), begun(Walk)]
+    envs = [begun(walks.Walk), odd("reward"), odd("nothing"), begun(walks.Walk)]
     dump_envs(envs)
     for env in envs:
         play(env, range(5, 35))
@@ -457,22 +433,26 @@ def test_one_inexact_environment(capsys):
 
 def test_copies_are_in_another_process(capsys):
     """No copy is loaded here, and no step made but those of the original."""
-    envs = [begun(lambda: TimeLimit(Counted(), 8))]
-    Counted.num_steps = Counted.num_loaded = Counted.num_closed = 0
+    envs = [begun(lambda: TimeLimit(walks.Counted(), 8))]
+    walks.Counted.num_steps = walks.Counted.num_loaded = walks.Counted.num_closed = 0
     for start in range(5, 25, 5):
         dump_envs(envs)
         play(envs[0], range(start, start + 5))
-    assert (Counted.num_steps, Counted.num_loaded, Counted.num_closed) == (20, 0, 0)
+    assert (walks.Counted.num_steps, walks.Counted.num_loaded, walks.Counted.num_closed) == (
+        20,
+        0,
+        0,
+    )
     assert dump_envs(envs) != [None]
     envs[0].close()
-    assert Counted.num_closed == 1 and capsys.readouterr().err == ""
+    assert walks.Counted.num_closed == 1 and capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("length, num", [(25, 16), (8, 4)])
 def test_how_much_is_noted(length, num):
     """16 calls, or those to the end of the episode and the reset after it; then calls reach the
     environment itself."""
-    envs = [begun(lambda: TimeLimit(Walk(), length))]
+    envs = [begun(lambda: TimeLimit(walks.Walk(), length))]
     dump_envs(envs)
     play(envs[0], range(5, 30))
     assert len(envs[0]._calls) == num and envs[0].step == envs[0].env.step
@@ -483,7 +463,7 @@ def test_how_much_is_noted(length, num):
 def test_trusted_copies(monkeypatch, capsys):
     """exact_resume = True: no copy is tried, although this one would fail."""
     monkeypatch.setattr(checkpoint.subprocess, "run", lambda *args: pytest.fail("a trial"))
-    envs = [begun(lambda: Trusted("reward"))]
+    envs = [begun(lambda: walks.Trusted("reward"))]
     for _ in range(2):
         assert dump_envs(envs) != [None] and capsys.readouterr().err == ""
         play(envs[0], range(5, 35))
@@ -510,7 +490,7 @@ def test_dumped_environment_is_still_itself():
 def test_actions_that_are_written_to():
     """An environment that changes the action in place gets the one that was meant."""
 
-    class Clipping(Walk):
+    class Clipping(walks.Walk):
         def step(self, action):
             action += 1
             obs, _, *outcome = super().step(0)

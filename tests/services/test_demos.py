@@ -214,24 +214,19 @@ def test_actions_that_cannot_be_recorded_or_read(tmp_path):
 
 # ---- The file ----
 def test_file_comes_back(tmp_path):
-    """Observations in the order of the leaves, rows of each step, and actions."""
+    """Rows of each step, whatever the order of the leaves; the flags of the environment."""
     data, envs = recorded(), envs_with(ALL)
     path = str(tmp_path / "demos.npz")
     record_file(path)
     flat, actions = load(path, envs)
-    for leaf, found in zip(envs.leaves, flat.values, strict=True):
-        expected = data[f"values/{leaf.path}"]
-        assert np.array_equal(found, expected) and found.numpy().dtype == leaf.dtype
     counts = {"": [1] * 6, "g.nodes": [2, 3, 4] * 2, "action_mask": [2, 3, 4] * 2}
     counts["g.edge_links"] = [1, 2, 3] * 2
     assert {group: num.tolist() for group, num in flat.counts.items()} == counts
     assert actions.tolist() == [[1], [2], [3]] * 2
     with np.load(path, allow_pickle=False) as file:
-        assert str(file["env_id"]) == "Growing-v0"
+        assert str(file["env_id"]) == "Growing-v0" and str(file["format"]) == demos.FORMAT
         assert json.loads(str(file["env_kwargs"])) == {"size": 3}
-        assert str(file["format"]) == "cleanrl_graph-demos-1"
         assert all(np.array_equal(file[name], array) for name, array in data.items())
-        assert file["actions"].dtype == np.int64
     backwards = envs.leaves[::-1]
     observations, _ = demos.read(path, backwards)
     for leaf, rows in zip(backwards, zip(*observations, strict=True), strict=True):

@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from helpers import run
+from helpers import SmallEnv, run, vector
 from PIL import Image
 from processes import full_disk
 
@@ -136,22 +136,20 @@ def test_all_instances_count_at_the_cut(suite, tmp_path):
     assert last in ran.text.splitlines()
 
 
-class EndsOrNot(gym.Env):
-    """Episodes of `length` steps, each of which earns 1."""
+class EndsOrNot(SmallEnv):
+    """Each of its `length` steps earns 1."""
 
-    observation_space, action_space = spaces.Box(0, 1, (1,)), spaces.Discrete(2)
+    observation_space, action_space, terminates = vector(1), spaces.Discrete(2), True
     eval_suites = {"two": [{"length": 2}, {"length": 3}]}
 
     def __init__(self, length=2):
         self.length = length
 
-    def reset(self, *, seed=None, options=None):
-        self.t = 0
-        return np.zeros(1, np.float32), {}
+    def observe(self):
+        return np.zeros(1, np.float32)
 
-    def step(self, action):
-        self.t += 1
-        return np.zeros(1, np.float32), 1.0, self.t == self.length, False, {}
+    def reward(self, action):
+        return 1.0
 
 
 gym.register("EndsOrNot-v0", entry_point=EndsOrNot)
@@ -321,7 +319,7 @@ def test_cost_and_table_that_cannot_be_written(tmp_path, capsys):
 
 
 # ---- Videos ----
-class Picture(gym.Env):
+class Picture(SmallEnv):
     """Shows the step as a shade of grey; episodes of `length` steps."""
 
     metadata = {"render_modes": ["rgb_array"]}
@@ -330,13 +328,8 @@ class Picture(gym.Env):
     def __init__(self, render_mode=None, length=5, frame=None):
         self.render_mode, self.length, self.frame = render_mode, length, frame
 
-    def reset(self, *, seed=None, options=None):
-        self.t = 0
-        return 0, {}
-
-    def step(self, action):
-        self.t += 1
-        return 0, 1.0, self.t == self.length, False, {}
+    def observe(self):
+        return 0
 
     def render(self):
         if isinstance(self.frame, str):

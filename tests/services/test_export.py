@@ -252,25 +252,6 @@ def test_variants(tmp_path, name):
 
 
 @pytest.mark.slow
-def test_distributions(tmp_path):
-    """To draw an action somebody needs log-probabilities of what is allowed, which sum to 1."""
-    flags = {"env_kwargs": {"observation": "graph_edges", "head": "pair"}}
-    program, file = loaded(saved(tmp_path / "model.pt", "ppo_graph", **flags))
-    env = load_policy(tmp_path / "model.pt").make_env()
-    observations = [env.reset(seed=i)[0] for i in range(3)]
-    inputs = batch(observations, file)
-    outputs, _ = program(inputs, {})
-    log_probs = []
-    for k in range(2):
-        own = outputs[f"log_probs/action.{k}"]
-        assert torch.equal(own > -1e38, inputs["action_mask"][:, k] > 0)
-        pieces = own.exp().split(inputs["counts/obs.nodes"].tolist())
-        assert torch.allclose(torch.stack([piece.sum() for piece in pieces]), torch.ones(3))
-        log_probs.append(torch.stack([piece.log().max() for piece in pieces]))
-    assert torch.allclose(sum(log_probs), outputs["log_prob"], atol=1e-5)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("action", ["mixed", "discrete"])
 def test_sampled_actions(tmp_path, action):
     """--no-greedy: actions are drawn from the distribution, by torch's generator."""

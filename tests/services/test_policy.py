@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 import shared_blocks
 import torch
 from gymnasium import spaces
-from helpers import RandomEnv, run, small_args, weights
+from helpers import run, small_args, weights
 
 from cleanrl_graph import ppo_graph, services
 from cleanrl_graph.services import checkpoint
@@ -54,11 +53,6 @@ def saved(path, name, **flags):
     torch.save({"model": agent.state_dict(), "args": vars(args), "script": name}, path)
     script.play(agent, args, all_envs, True)
     return [env.actions for env in envs]
-
-
-def weights_file(folder):
-    """What --save-model wrote."""
-    return torch.load(folder / "model.pt", weights_only=True)
 
 
 def episode(policy, env, **kwargs):
@@ -140,26 +134,6 @@ def test_sampled_actions(tmp_path):
     assert same([first], [policy(obs)])
 
 
-class Forgets(RandomEnv):
-    """Has no spaces after it was closed."""
-
-    eval_suites = {"all": [{}, {}]}
-
-    def close(self):
-        self.observation_space = self.action_space = None
-
-
-def test_spaces_of_a_closed_environment(tmp_path):
-    """They are read before."""
-    gym.register("Forgets-v0", entry_point=Forgets)
-    flags = dict(env_id="Forgets-v0", save_model=True, eval_suite="all", eval_samples=0)
-    result = run(tmp_path, **flags)
-    assert len(result.rows) == 2
-    policy = load_policy(result.folder / "model.pt")
-    assert policy(policy.make_env().reset(seed=1)[0]) in RandomEnv().action_space
-    del gym.registry["Forgets-v0"]
-
-
 def test_spaces_are_enough(tmp_path):
     """Without an environment, and for a script under another name, which the file names or the
     caller hands over."""
@@ -188,37 +162,34 @@ def test_what_does_not_fit(tmp_path):
     saved(path, "ppo_graph", env_kwargs=NAMED)
     torch.save({"a": torch.zeros(1)}, tmp_path / "other.pt")
     (tmp_path / "text.pt").write_text("text")
-    for name in ("other.pt", "text.pt"):
-        with pytest.raises(ValueError, match=f"{name}: not a file that a run wrote"):
-            load_policy(tmp_path / name)
-    words = "(?s)observation space Box.*action space Discrete.*it is of ppo_graph"
-    with pytest.raises(ValueError, match=words):
-        load_policy(path, gym.make("CartPole-v1"))
     model = torch.load(path, weights_only=True)
     lstm = {"args": {"exp_name": "", "lstm_dim": 3}, "script": "ppo_lstm_sparse"}
     torch.save(model | lstm, tmp_path / "lstm.pt")
-    words = r"flags \['lstm_dim'\], ppo_graph does not; it is of ppo_lstm_sparse"
-    with pytest.raises(ValueError, match=words):
-        load_policy(tmp_path / "lstm.pt", script=ppo_graph)
     renamed = {name.replace("actor", "policy"): value for name, value in model["model"].items()}
     torch.save(model | {"model": renamed}, tmp_path / "old.pt")
-    sentence = (
-        r"it is of ppo_graph.py and Random-v0, its weights do not fit .* this script was changed .*"
-        r"policy.* is one of 4 that differ$"
-    )
-    with pytest.raises(ValueError, match=f"old.pt: .*{sentence}"):
-        load_policy(tmp_path / "old.pt")
-    words = f"--load-model .*old.pt: {sentence}"
-    with pytest.raises((SystemExit, ValueError), match=words) as error:
-        run(tmp_path / "runs", load_model=str(tmp_path / "old.pt"))
-    assert "\n" not in str(error.value)
     nan = {"critic.0.bias": torch.full_like(model["model"]["critic.0.bias"], np.nan)}
     torch.save(model | {"model": model["model"] | nan}, tmp_path / "nan.pt")
-    sentence = "nan.pt: the weights critic.0.bias are not finite"
-    with pytest.raises(ValueError, match=sentence):
-        load_policy(tmp_path / "nan.pt")
-    with pytest.raises((SystemExit, ValueError), match=f"--load-model .*{sentence}"):
-        run(tmp_path / "runs", load_model=str(tmp_path / "nan.pt"))
+    old = (
+        r"old.pt: .*it is of ppo_graph.py and Random-v0, its weights do not fit .* this script was "
+    )
+    old += r"changed .*policy.* is one of 4 that differ$"
+    lstm = r"flags \['lstm_dim'\], ppo_graph does not; it is of ppo_lstm_sparse"
+    other = "(?s)observation space Box.*action space Discrete.*it is of ppo_graph"
+    for name, sentence, more in [
+        ("other.pt", "other.pt: not a file that a run wrote", {}),
+        ("text.pt", "text.pt: not a file that a run wrote", {}),
+        ("model.pt", other, dict(env=gym.make("CartPole-v1"))),
+        ("lstm.pt", lstm, dict(script=ppo_graph)),
+        ("old.pt", old, {}),
+        ("nan.pt", "nan.pt: the weights critic.0.bias are not finite", {}),
+    ]:
+        with pytest.raises(ValueError, match=sentence):
+            load_policy(tmp_path / name, **more)
+        if name in ("old.pt", "nan.pt"):
+            words = f"--load-model .*{sentence}"
+            with pytest.raises((SystemExit, ValueError), match=words) as error:
+                run(tmp_path / "runs", load_model=str(tmp_path / name))
+            assert "\n" not in str(error.value)
     policy = load_policy(path)
     with pytest.raises(ValueError, match="env 0, leaf 'obs.nodes', step 1: cannot be read"):
         policy(np.zeros(3))
@@ -302,17 +273,18 @@ def test_evaluation_alone_takes_the_flags_of_the_file(tmp_path, monkeypatch, cap
     env = dict(env_id="envs:JobShop-v0", env_kwargs={"jobs": 2, "machines": 2})
     first = run(tmp_path / "a", script, save_model=True, eval_episodes=2, **env, **flags)
     more = dict(total_timesteps=0, eval_episodes=2, cuda=False, save_model=True)
-    more |= dict(load_model=str(first.folder / "model.pt"), run_dir=str(tmp_path / "b"))
-    alone = args_of(script, **more)
+    alone = args_of(script, **more, load_model=str(first.folder / "model.pt"))
     monkeypatch.setattr(sys, "argv", ["ppo.py", "--load-model=model.pt"])
-    assert services.run(script, alone) == first.rows
-    assert weights(next((tmp_path / "b").iterdir())).keys() == weights(first.folder).keys()
-    taken = weights_file(next((tmp_path / "b").iterdir()))["args"]
+    played = lambda folder, **more: services.run(script, alone, run_dir=str(folder), **more)
+    kept = lambda folder: torch.load(next(folder.glob("*/model.pt")), weights_only=True)
+    assert played(tmp_path / "b") == first.rows
+    again = kept(tmp_path / "b")
+    assert again["model"].keys() == weights(first.folder).keys()
+    taken = again["args"]
     assert taken["env_id"] == env["env_id"] and all(taken[k] == v for k, v in flags.items())
-    other = dict(env_kwargs={"jobs": 4, "machines": 2}, run_dir=str(tmp_path / "c"))
-    assert services.run(script, alone, **other) != first.rows
-    taken = weights_file(next((tmp_path / "c").iterdir()))["args"]
-    assert taken["env_kwargs"] == {"jobs": 4, "machines": 2}
+    larger = {"jobs": 4, "machines": 2}
+    assert played(tmp_path / "c", env_kwargs=larger) != first.rows
+    assert kept(tmp_path / "c")["args"]["env_kwargs"] == larger
 
 
 def test_flags_that_make_another_network(tmp_path, monkeypatch):
@@ -346,20 +318,6 @@ def test_flags_that_make_another_network(tmp_path, monkeypatch):
         run(tmp_path / "runs", load_model=str(path), env_id="CartPole-v1", num_envs=1)
 
 
-def test_what_is_taken_is_said(tmp_path, monkeypatch, capsys):
-    """In one line, and so are the flags of its training that are not; nothing about those that say
-    nothing of a training."""
-    monkeypatch.setattr(sys, "argv", ["ppo.py"])
-    path = tmp_path / "model.pt"
-    saved(path, "ppo_graph", env_kwargs=NAMED, num_envs=16, seed=7, run_dir="elsewhere")
-    take_flags(small_args(load_model=str(path), gnn_dim=64, env_id="envs:JobShop-v0"))
-    line = (
-        rf"--load-model {path}: taken from the file: --env-id Random-v0 --env-kwargs "
-        r".*box'\} --gnn-dim 8; not taken: --num-envs 16 --num-steps 3\n"
-    )
-    assert re.fullmatch(line, capsys.readouterr().err)
-
-
 # ---- Threads ----
 def test_threads(tmp_path, monkeypatch):
     """One thread unless OMP_NUM_THREADS says otherwise, which torch reads."""
@@ -373,21 +331,6 @@ def test_threads(tmp_path, monkeypatch):
             assert torch.get_num_threads() == num
     finally:
         torch.set_num_threads(1)
-
-
-@pytest.mark.slow
-def test_tables(tmp_path, monkeypatch):
-    """benchmark/speed/policy.py and threads.py run."""
-    monkeypatch.syspath_prepend(FOLDER.parent / "benchmark" / "speed")
-    import policy
-    import threads
-
-    out = tmp_path / "table.md"
-    policy.main(policy.Args(batches=(0, 2), num_steps=2, rounds=1, jobs=2, out=str(out)))
-    assert out.read_text().count(".py | 2 |") == 4
-    more = dict(threads=(1,), networks=("small",), num_envs=2, repeats=1)
-    threads.main(threads.Args(**more, out=str(out)))
-    assert out.read_text().count("| small | gradient step |") == 2
 
 
 def test_bfloat16_is_left_out_on_a_cpu(tmp_path):

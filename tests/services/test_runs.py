@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from helpers import ListEnv, SmallEnv, run, run_folder, small_args, train_events, vector
 from helpers import command as command_line
-from helpers import run, run_folder, small_args, train_events, vector
 from processes import begun_earlier, newest, train
 from tqdm import tqdm
 
@@ -22,21 +22,17 @@ from cleanrl_graph.services import checkpoint, command, process
 from cleanrl_graph.services.arguments import args_of
 
 
-class Steps(gym.Env):
-    """Episodes of 7 steps, of which each earns 1; a life ends after 3."""
+class Steps(SmallEnv):
+    """Episodes of 7 steps, each of which earns 1."""
 
     observation_space, action_space = vector(2), spaces.Discrete(2)
+    length, terminates = 7, True
 
-    def __init__(self, lives=0):
-        self.lives = lives
+    def observe(self):
+        return np.zeros(2, np.float32)
 
-    def reset(self, *, seed=None, options=None):
-        self.t = 0
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):
-        self.t += 1
-        return np.zeros(2, np.float32), 1.0, self.t == 7, False, {"lives": self.lives}
+    def reward(self, action):
+        return 1.0
 
 
 class Lives(gym.Wrapper):
@@ -103,24 +99,17 @@ def test_life_is_no_episode(tmp_path):
 
 
 # ---- What is asked of a script ----
-def copied(**names):
-    """ppo_graph.py with other names."""
-    script = types.ModuleType("my_script")
-    vars(script).update(vars(ppo_graph) | names)
-    return script
 
 
-def test_script_of_another_version():
+def test_scripts_that_services_cannot_call():
     with pytest.raises(SystemExit, match="is for services of version 2, these have version 1"):
         services.main(ppo_graph, 2)
-
-
-@pytest.mark.parametrize("name", command.NAMES)
-def test_script_that_lacks_a_name(name):
-    script = copied()
-    delattr(script, name)
-    with pytest.raises(SystemExit, match=f"it lacks {name}"):
-        services.main(script, command.VERSION)
+    for name in command.NAMES:
+        script = types.ModuleType("my_script")
+        vars(script).update(vars(ppo_graph))
+        delattr(script, name)
+        with pytest.raises(SystemExit, match=f"it lacks {name}"):
+            services.main(script, command.VERSION)
 
 
 def test_flags_are_one_object():
@@ -186,15 +175,13 @@ class Grouped(Steps):
 
     def __init__(self, number=0):
         self.number = number
-        self.lives = 0
 
-    def reset(self, **kwargs):
+    def begin(self):
         self.number += 1
-        return super().reset(**kwargs)
 
     def step(self, action):
-        obs, reward, terminated, truncated, _ = super().step(action)
-        return obs, reward, terminated, truncated, {"group": f"g{self.number % 2}"}
+        *outcome, _ = super().step(action)
+        return *outcome, {"group": f"g{self.number % 2}"}
 
 
 gym.register("GroupedSteps-v0", Grouped)
@@ -252,23 +239,9 @@ def test_steps_that_are_no_whole_update(tmp_path):
 
 def test_no_episode_has_ended(tmp_path):
     """An environment that never ends one is named at the end."""
-    flags = dict(env_id="Endless-v0", num_envs=2, total_timesteps=96, num_steps=24)
-    *_, text = run(tmp_path, eval_episodes=0, **flags)
-    assert "no episode has ended in 48 steps" in text
-
-
-class Endless(gym.Env):
-    observation_space = spaces.Box(-1, 1, (2,))
-    action_space = spaces.Discrete(2)
-
-    def reset(self, seed=None, options=None):
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):
-        return np.zeros(2, np.float32), 0.0, False, False, {}
-
-
-gym.register("Endless-v0", entry_point=Endless)
+    gym.register("Endless-v0", lambda: ListEnv(vector(2), [np.zeros(2)] * 99))
+    result = run(tmp_path, env_id="Endless-v0", num_envs=2, num_steps=24, total_timesteps=96)
+    assert "no episode has ended in 48 steps" in result.text
 
 
 def test_episodes_have_groups_and_tasks(tmp_path):
@@ -331,11 +304,3 @@ def test_bar_of_a_terminal(monkeypatch):
     with process.bar(tqdm, total=2) as bar:
         bar.update()
     assert out.getvalue().count("\r") >= 2
-
-
-def test_bar_of_a_run(tmp_path, capfd):
-    """A run's stderr has no carriage return where it is a file."""
-    args = small_args(run_dir=str(tmp_path), env_id="CartPole-v1", total_timesteps=480)
-    services.run(ppo_graph, args)
-    err = capfd.readouterr().err
-    assert "\r" not in err and err.splitlines()[-1].startswith("100%|")

@@ -16,34 +16,30 @@ from cleanrl_graph.services.check import UsageError
 RANDOM = helpers.RandomEnv.__module__ + ":Random-v0"
 
 
-class Padded(gym.Env):
+class Padded(helpers.SmallEnv):
     """Choose the one node that the features mark, of 2 to 5. The mask has 6 entries; `beyond` is
     one that it allows wrongly. Options that are no nodes cost 10."""
 
-    action_space = spaces.Discrete(6)
-    observation_space = spaces.Dict(
-        action_mask=spaces.MultiBinary(6), graph=helpers.graph_space(features=2)
-    )
+    action_space, mask = spaces.Discrete(6), spaces.MultiBinary(6)
+    observation_space = spaces.Dict(action_mask=mask, graph=helpers.graph_space(features=2))
+    length, terminates = 1, True
 
     def __init__(self, beyond=None):
         self.beyond = beyond
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        num = self.np_random.integers(2, 6)
-        self.marked = self.np_random.integers(num)
-        self.num = num
-        nodes = np.ones((num, 2), np.float32)
+    def observe(self):
+        self.num = self.np_random.integers(2, 6)
+        self.marked = self.np_random.integers(self.num)
+        nodes = np.ones((self.num, 2), np.float32)
         nodes[self.marked, 0] = -1
-        mask = (np.arange(6) < num).astype(np.int8)
+        mask = (np.arange(6) < self.num).astype(np.int8)
         if self.beyond is not None:
             mask[self.beyond] = 1
         graph = spaces.GraphInstance(nodes, None, np.zeros((0, 2), np.int32))
-        return {"graph": graph, "action_mask": mask}, {}
+        return {"graph": graph, "action_mask": mask}
 
-    def step(self, action):
-        reward = 1.0 if action == self.marked else -10.0 * (action >= self.num)
-        return self.reset()[0], reward, True, False, {}
+    def reward(self, action):
+        return 1.0 if action == self.marked else -10.0 * (action >= self.num)
 
 
 gym.register("Padded-v0", entry_point=Padded)

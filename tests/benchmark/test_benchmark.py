@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import helpers
 import numpy as np
 import pytest
 import torch
@@ -603,19 +604,11 @@ def test_pattern_without_runs(results):
 def test_schedules_go_on(tmp_path, monkeypatch):
     """Each instance is played once, greedily as the script's own evaluation plays it; samples are
     at least as many."""
-
-    def ppo(*flags):
-        command = [sys.executable, "cleanrl_graph/ppo_graph.py", "--run-dir", str(tmp_path), *flags]
-        subprocess.run(command, cwd=ROOT, check=True)
-
-    kwargs = '{"jobs": 3, "machines": 3, "lookahead": 2}'
-    flags = "--num-envs 2 --total-timesteps 256 --gnn-dim 8 --save-model --eval-episodes 0"
-    ppo("--env-id", "envs:JobShop-v0", "--env-kwargs", kwargs, *flags.split())
-    (model,) = tmp_path.glob("*/model.pt")
-    flags = "--total-timesteps 0 --eval-suite ft --eval-samples 0"
-    ppo("--load-model", str(model), *flags.split())
-    greedy = [float(row["greedy"]) for row in tables.read(next(tmp_path.glob("*/eval.csv")))]
-    args = schedules.Args(str(model), "m", 3, ["ft"], max_instances=2, results=str(tmp_path))
+    kwargs = {"jobs": 3, "machines": 3, "lookahead": 2}
+    flags = dict(env_id="envs:JobShop-v0", env_kwargs=kwargs, save_model=True)
+    trained = helpers.run(tmp_path / "runs", **flags, eval_suite="ft", eval_samples=0)
+    greedy, model = [row["greedy"] for row in trained.rows], str(trained.folder / "model.pt")
+    args = schedules.Args(model, "m", 3, ["ft"], max_instances=2, results=str(tmp_path))
 
     def play(**changes):
         """The rows that are added."""

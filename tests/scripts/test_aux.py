@@ -49,7 +49,6 @@ CASES += [
     ("graph_edges", "", "pair", {"autoregressive": True}),
 ]
 FEW = [("mixed", "mixed", "flat", {"autoregressive": True}), ("graph_edges", "", "nodes", {})]
-SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in CASES if case not in FEW]
 IDS = dict(ids=lambda v: v if isinstance(v, str) else "+".join(v))
 
 
@@ -536,7 +535,7 @@ def test_without_auxiliary_losses_it_is_ppo_graph(tmp_path):
 
 
 @pytest.mark.parametrize("aux", ["reconstruct", "predict"])
-@pytest.mark.parametrize("observation, action, head, flags", [*FEW, *SLOW], **IDS)
+@pytest.mark.parametrize("observation, action, head, flags", FEW, **IDS)
 def test_collection_and_training_agree(aux, observation, action, head, flags, tmp_path):
     """With all auxiliary losses the ratio is 1 before the first gradient step."""
     path, env = demos_of(tmp_path, observation, action, head)

@@ -10,45 +10,41 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from helpers import MASK, run, small_args, train_events, vector
-from processes import SCRIPTS, SMALL, train_ranks
+from processes import train_ranks
 
 from cleanrl_graph import ppo_graph
 from cleanrl_graph.services.command import envs_of
 
 
 class Family(gym.Env):
-    """Shows [number, z[0], step] with the z of its last reset, -1 without; kind "set": in a Dict,
-    beside a set to choose from; "info": with an action mask in info. The reward is `number` + z[0];
-    episodes have 2 + `number` steps and are truncated where `number` is odd."""
+    """Shows [number, z[0], step] with the z of its last reset, -1 without; with `as_set` in a Dict,
+    beside a set to choose from. The reward is `number` + z[0]; episodes have 2 + `number` steps and
+    are truncated where `number` is odd."""
 
     metadata, eval_suites = {"render_modes": ["rgb_array"]}, {"two": [{"number": 5}, {"number": 6}]}
 
-    def __init__(self, number=0, actions=3, kind="flat", low=-9.0, render_mode=None):
-        self.number, self.kind, self.render_mode = number, kind, render_mode
+    def __init__(self, number=0, actions=3, as_set=False, low=-9.0, render_mode=None):
+        self.number, self.as_set, self.render_mode = number, as_set, render_mode
         self.action_space = spaces.Discrete(actions)
         self.observation_space = vector(3, low=low, high=99.0)
-        if kind == "set":
+        if as_set:
             parts = dict(action_mask=MASK, s=spaces.Sequence(vector(1), stack=True))
             self.observation_space = spaces.Dict(x=self.observation_space, **parts)
 
     def observe(self):
         x = np.array([self.number, np.ravel(self.z)[0], self.t], np.float32)
         one = np.ones((2, 1), np.float32)
-        return {"x": x, "s": one, "action_mask": np.ones(2, np.int8)} if self.kind == "set" else x
+        return {"x": x, "s": one, "action_mask": np.ones(2, np.int8)} if self.as_set else x
 
     def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
         self.z, self.t = (options or {}).get("z", -1), 0
-        return self.observe(), self.info()
-
-    def info(self):
-        return {"action_mask": np.ones(self.action_space.n, np.int8)} if self.kind == "info" else {}
+        return self.observe(), {}
 
     def step(self, action):
         self.t += 1
         ends, odd = self.t == 2 + self.number, self.number % 2 == 1
         reward = self.number + float(np.ravel(self.z)[0])
-        return self.observe(), reward, ends and not odd, ends and odd, self.info()
+        return self.observe(), reward, ends and not odd, ends and odd, {}
 
     def render(self):
         return np.full((4, 4, 3), self.number, np.uint8)
@@ -102,7 +98,7 @@ def test_ranks_cover_the_list(tmp_path):
 
 
 SHOPS = [{"jobs": 3, "machines": 3}, {"instance": "la01"}]
-SETS = [{"kind": "set"}, {"kind": "set", "actions": 9, "low": -1.0}]
+SETS = [{"as_set": True}, {"as_set": True, "actions": 9, "low": -1.0}]
 
 
 @pytest.mark.parametrize("env_id, tasks", [("Family-v0", SETS), ("envs:JobShop-v0", SHOPS)])
@@ -113,30 +109,6 @@ def test_spaces_that_fit(env_id, tasks):
 
 
 # ---- z ----
-@pytest.mark.parametrize("kind", ["flat", "set", "info"])
-@pytest.mark.parametrize("z", ["skill:3", "uniform:2"])
-def test_z_of_an_episode(kind, z):
-    """A new z for every episode, which environment and policy have; other keys stay."""
-    tasks = [{"number": 0, "kind": kind}, {"number": 1, "kind": kind}]
-    flags = dict(env_id="Family-v0", env_kwargs=tasks)
-    values, episodes = record(120, wrap=(f"z:{z}",), **flags)
-    plain, _ = record(1, **flags)
-    x = "x" if kind == "set" else "obs"
-    assert set(values) == {*plain, "z"}
-    shown = values["z"].reshape(121, 4, -1)
-    assert np.array_equal(shown[:, :, 0], values[x][:, :, 1])  # the environment's own copy
-    begins = values[x][:, :, 2] == 0
-    changed = (shown[1:] != shown[:-1]).any(2)
-    assert not changed[~begins[1:]].any()
-    drawn = np.concatenate([shown[begins[:, i], i] for i in range(4)])
-    if z == "skill:3":
-        assert set(drawn.ravel()) == {0, 1, 2} and 0.55 < changed[begins[1:]].mean() < 0.8
-        assert min(np.bincount(drawn.ravel().astype(int))) > 0.25 * len(drawn)
-    else:
-        assert changed[begins[1:]].all() and 0 <= drawn.min() < 0.05 and 0.95 < drawn.max() < 1
-    ended = [(i, info["group"]) for row in episodes for i, info in row]
-    before = [(i, shown[t, i, 0]) for t in range(120) for i in range(4) if begins[t + 1, i]]
-    assert ended == [(i, f"z_{int(first if z == 'skill:3' else 3 * first)}") for i, first in before]
 
 
 @pytest.mark.parametrize("z", ["skill:5", "uniform:2"])
@@ -149,19 +121,6 @@ def test_z_is_the_same_in_workers(z):
     assert episodes == other_episodes
     assert len({tuple(np.ravel(row)) for row in values["z"][0]}) > 1
     assert np.array_equal(record(20, **flags)[0]["obs"], values["obs"])
-
-
-def test_truncation_keeps_z():
-    """The last observation of a truncated episode has its z, the next one another."""
-    with make_envs(2, 2, env_id="Family-v0", env_kwargs=NUMBERS[:2], wrap=("z:uniform:1",)) as envs:
-        z = envs.reset(0).obs.values[-1][0].copy()
-        steps = [envs.step([0, 0]) for _ in range(4)]
-    ends = [[*step.truncated.tolist(), *step.terminated.tolist()] for step in steps]
-    assert ends[:2] == [[False] * 4] * 2
-    assert ends[2:] == [[True, False, False, False], [False, False, False, True]]
-    last = dict(zip([leaf.path for leaf in envs.leaves], steps[2].finals[0].values))
-    assert last["z"].tolist() == [z.tolist()] and last["obs"].tolist() == [[1, z[0], 3]]
-    assert steps[2].obs.values[-1][0] != z
 
 
 def test_names_of_z_in_the_log(tmp_path):
@@ -212,29 +171,6 @@ def test_suite_with_a_list_and_skills(tmp_path):
     rows = run(tmp_path, eval_suite="two", eval_samples=2, total_timesteps=0, **flags).rows
     costs = {"5": -35, "6": -48}
     assert rows == [{"instance": n, "greedy": c, "best of 2": c} for n, c in costs.items()]
-
-
-# ---- All scripts ----
-SHOPS = [{"jobs": 2, "machines": 2}, {"jobs": [2, 4], "machines": 3}]
-RUNS = [
-    dict(env_id="envs:JobShop-v0", env_kwargs=SHOPS, wrap=("z:uniform:2",), num_workers=2),
-    dict(env_id="Random-v0", env_kwargs={"observation": "mixed"}, wrap=("z:skill:3",)),
-    dict(env_id="envs:GraphExplore-v0", env_kwargs={"episode_length": 5}, wrap=("z:uniform:1",)),
-    dict(env_id="envs:SkillGraph-v0", env_kwargs=[{}, {"max_nodes": 5}], wrap=("z:skill:4",)),
-]
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_every_script(name, tmp_path):
-    """Z is one more leaf of every memory; the evaluation has rows for each entry."""
-    script = importlib.import_module(f"cleanrl_graph.{name}")
-    for k, flags in enumerate(RUNS):
-        result = run(tmp_path / str(k), script, eval_episodes=1, **SMALL.get(name, {}) | flags)
-        kwargs = flags["env_kwargs"]
-        assert len(result.rows) == (len(kwargs) if isinstance(kwargs, list) else 1)
-        assert max(value for _, value in result.scalars["debug/collection_mismatch"]) < 1e-5
-        # some jobs take longer than two rollouts
-        assert any("/z_" in tag for tag in result.scalars) or k == 0
 
 
 # ---- The worked example ----

@@ -109,17 +109,13 @@ gym.register("Target-v0", entry_point=Target)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_the_gnn_layer(tmp_path, script):
+def test_the_gnn_layer_and_the_action_head(tmp_path, script):
     module = changed(tmp_path, script, "A message passing layer")
     assert isinstance(module.make_conv("gcn", 8, 3, "sum"), pyg.GCNConv)
     assert isinstance(module.make_conv("sage", 8, 3, "sum"), pyg.SAGEConv)  # as it was
-    train(module, tmp_path / "runs", env_id="envs:PoissonGraph-v0", gnn="gcn")
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_the_action_head(tmp_path, script):
+    train(module, tmp_path / "a", env_id="envs:PoissonGraph-v0", gnn="gcn")
     module = changed(tmp_path, script, "An action head")
-    train(module, tmp_path / "runs", env_id="Target-v0", eval_episodes=2)
+    train(module, tmp_path / "b", env_id="Target-v0", eval_episodes=2)
 
 
 @pytest.mark.parametrize("script", SCRIPTS[:-1])  # another loss is what ppo_graph_aux.py is about

@@ -98,34 +98,22 @@ def moment(name, flags):
 
 
 STATELESS = dict(env_id="envs:StatelessCartPole-v1", norm_obs=True)
-LAST = dict(env_id="envs:LastGraphs-v0", num_workers=2)
 EXPLORE = dict(env_id="envs:GraphExplore-v0")
 PREV = dict(prev_action=True, prev_reward=True)
 SHIFTS = dict(obs_shifts="-11:0", action_shifts="-12,-1", reward_shifts="-9:-1")
 RUNS = {  # name -> (script, flags): what is kept between two updates, all of it
     "CartPole": ("ppo_graph", dict(env_id="CartPole-v1")),
     "graphs, workers": ("ppo_graph", GRAPH | dict(num_workers=2, wrap=("z:skill:3",))),
-    "JobShop": ("ppo_graph", dict(env_id="envs:JobShop-v0", anneal_lr=False, target_kl=0.01)),
-    "pairs": ("ppo_graph", dict(env_id="envs:PairNodes-v0", autoregressive=True)),
     "list": ("ppo_graph", dict(env_id="walk:Walk-v0", env_kwargs=[{}, {"max_episode_steps": 4}])),
     "own class, workers": ("ppo_framestack", dict(env_id="walk:Walk-v0", num_workers=2)),
     "shifts": ("ppo_framestack", STATELESS | SHIFTS),
-    "shifts, workers": ("ppo_framestack", LAST),
     "LSTM, ids": ("ppo_lstm_sparse", EXPLORE | PREV | dict(remember_edges=True)),
-    "LSTM, workers": ("ppo_lstm_sparse", EXPLORE | dict(num_workers=2, norm_obs=True)),
     "transformer": ("ppo_gtrxl", STATELESS | PREV | dict(memory_length=11)),
     "transformer, workers": ("ppo_gtrxl", EXPLORE | dict(prev_action=True, num_workers=2)),
 }
 
 
-# What each memory keeps, in process and with workers; the others differ in what other tests restore
-FAST = {"CartPole", "graphs, workers", "own class, workers", "shifts", "LSTM, ids", "transformer"}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in RUNS],
-)
+@pytest.mark.parametrize("name", RUNS)
 def test_killed_and_resumed(name, tmp_path, own_module, capfd):
     """A run that was killed with -9 ends with the weights and the log of one that was not."""
     script, flags = RUNS[name]

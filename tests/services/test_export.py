@@ -239,19 +239,6 @@ KINDS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_kinds(tmp_path, kind):
-    """Every kind of observation, action, mask and layer."""
-    play(saved(tmp_path / "model.pt", "ppo_graph", **KINDS[kind]))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["ppo_graph_agents", "ppo_graph_aux", "ppo_graph_compile"])
-def test_variants(tmp_path, name):
-    play(saved(tmp_path / "model.pt", name, env_id="envs:Crowd-v0"))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("action", ["mixed", "discrete"])
 def test_sampled_actions(tmp_path, action):
     """--no-greedy: actions are drawn from the distribution, by torch's generator."""
@@ -277,32 +264,31 @@ def test_sampled_actions(tmp_path, action):
 
 # ---- Memories ----
 NODES = {"observation": "set", "head": "nodes"}
+EXPLORE = dict(env_id="envs:GraphExplore-v0")
 MEMORIES = {
     "framestack": ("ppo_framestack", dict(env_kwargs=GRAPH)),
     "gap": ("ppo_framestack", dict(env_kwargs=NODES, obs_shifts="-3,-1", action_shifts="")),
-    "frames": (
-        "ppo_framestack",
-        dict(env_kwargs={"observation": "image_hwc"}, obs_shifts="-2:0", reward_shifts="-1"),
-    ),
+    "frames": ("ppo_framestack", kind("image_hwc", obs_shifts="-2:0", reward_shifts="-1")),
     "lstm": ("ppo_lstm_sparse", dict(env_kwargs=GRAPH, prev_reward=True)),
     "gru": ("ppo_lstm_sparse", dict(env_kwargs=NODES, cell="gru", prev_action=False)),
     "mingru": ("ppo_lstm_sparse", dict(env_kwargs=GRAPH, cell="mingru")),
-    "per_node": ("ppo_lstm_sparse", dict(env_id="envs:GraphExplore-v0", prev_reward=True)),
-    "per_node_sum": (
-        "ppo_lstm_sparse",
-        dict(env_id="envs:GraphExplore-v0", cell="gru", state_readout="sum"),
-    ),
+    "per_node": ("ppo_lstm_sparse", EXPLORE | dict(prev_reward=True)),
+    "per_node_sum": ("ppo_lstm_sparse", EXPLORE | dict(cell="gru", state_readout="sum")),
     "gtrxl": ("ppo_gtrxl", dict(env_kwargs=GRAPH, dim=16, num_layers=2, prev_reward=True)),
     "window": ("ppo_gtrxl", dict(env_kwargs=NODES, dim=16, memory_length=2, prev_action=False)),
     "rows": ("ppo_gtrxl", dict(env_id="envs:NeighbourMean-v0", dim=16)),
 }
+PLAYED = {name: ("ppo_graph", flags) for name, flags in KINDS.items()} | MEMORIES
+for name in ("ppo_graph_agents", "ppo_graph_aux", "ppo_graph_compile"):
+    PLAYED[name] = name, dict(env_id="envs:Crowd-v0")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", MEMORIES)
-def test_memories(tmp_path, kind):
-    """Episodes that begin at different times; what was before is forgotten."""
-    name, flags = MEMORIES[kind]
+@pytest.mark.parametrize("kind", PLAYED)
+def test_kinds(tmp_path, kind):
+    """Every kind of observation, action, mask and layer, every variant, and every memory: episodes
+    begin at different times, what was before is forgotten."""
+    name, flags = PLAYED[kind]
     ties = "nodes that look alike" if kind.startswith("per_node") else "none"
     play(saved(tmp_path / "model.pt", name, **flags), num_steps=20, ties=ties)
 

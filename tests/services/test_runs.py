@@ -84,17 +84,14 @@ def test_floor_of_the_deviation_is_kept(tmp_path):
 
 # ---- Episodes that a wrapper ended ----
 @pytest.mark.parametrize("workers", [0, 2])
-def test_episode_that_an_outer_wrapper_truncated(workers, tmp_path):
-    """Its return and length are logged as of any other."""
-    wrap = (f"{__name__}:limited",)
-    log = run(tmp_path, env_id="Steps-v0", wrap=wrap, num_workers=workers).scalars
+def test_episodes_that_wrappers_end(workers, tmp_path):
+    """Return and length of one that was truncated are logged as of any other; where only a life
+    ended nothing is logged."""
+    flags = dict(env_id="Steps-v0", num_workers=workers)
+    log = run(tmp_path / "a", wrap=(f"{__name__}:limited",), **flags).scalars
     assert {value for _, value in log["charts/episodic_return"]} == {5.0}
     assert len(log["charts/episodic_length"]) == 3 * 3
-
-
-def test_life_is_no_episode(tmp_path):
-    """Where only a life ended nothing is logged."""
-    log = run(tmp_path, env_id="Steps-v0", wrap=(f"{__name__}:with_lives",)).scalars
+    log = run(tmp_path / "b", wrap=(f"{__name__}:with_lives",), **flags).scalars
     assert "charts/episodic_return" not in log
 
 
@@ -279,10 +276,10 @@ def test_episodes_after_a_resume(tmp_path):
 
 
 # ---- The bar ----
-def test_lines_of_a_log(monkeypatch):
-    """Where stderr is no terminal: a line at once, one every ten seconds, and one at the end."""
-    out = io.StringIO()
-    now = [100.0]
+def test_bar(monkeypatch):
+    """In a terminal it is tqdm's own; else there is a line at once, one every ten seconds, and one
+    at the end."""
+    out, now = io.StringIO(), [100.0]
     monkeypatch.setattr("sys.stderr", out)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     bar = process.bar(tqdm, total=1000)
@@ -294,13 +291,7 @@ def test_lines_of_a_log(monkeypatch):
     lines = out.getvalue().splitlines()
     assert "\r" not in out.getvalue() and len(lines) == 12 and "ret=99" in lines[-1]
     assert lines[0].startswith("0%|") and "100%|" in lines[-1]
-
-
-def test_bar_of_a_terminal(monkeypatch):
-    """It is tqdm's own."""
-    out = io.StringIO()
     out.isatty = lambda: True
-    monkeypatch.setattr("sys.stderr", out)
     with process.bar(tqdm, total=2) as bar:
         bar.update()
     assert out.getvalue().count("\r") >= 2

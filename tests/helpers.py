@@ -3,6 +3,7 @@ share."""
 
 import contextlib
 import copy
+import importlib
 import io
 import os
 import runpy
@@ -90,6 +91,14 @@ def command(*flags, script=ppo_graph, cwd=None) -> tuple[int, str, str]:
         sys.path[:], sys.argv = before[:2]
         os.chdir(before[2])
     return code, out.getvalue(), err.getvalue()
+
+
+def parsed(name, flags):
+    """What the command line of the script of that name means, with its services."""
+    script = importlib.import_module(f"cleanrl_graph.{name}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [script.__file__, *flags])
+        return arguments.parse(script)
 
 
 def run_folder(run_dir) -> Path:

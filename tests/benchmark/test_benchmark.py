@@ -22,7 +22,6 @@ import pytest
 import torch
 import tyro
 import yaml
-from helpers import small_args
 from PIL import Image
 from processes import wait_for
 from torch.utils.tensorboard import SummaryWriter
@@ -49,7 +48,6 @@ import vertex_cover  # noqa: E402
 
 from cleanrl_graph.envs.pogema import PogemaEnv, map_text  # noqa: E402
 from cleanrl_graph.services import sweep  # noqa: E402
-from cleanrl_graph.services.arguments import parse  # noqa: E402
 
 PPO = (
     "cleanrl_graph/ppo_graph.py --total-timesteps 64 --num-envs 2 --num-steps 16 --hidden-dims "
@@ -954,10 +952,7 @@ def parses(command):
     if not name.startswith("ppo_"):  # a peer's folder is on sys.path
         peer = importlib.import_module(name)
         return tyro.cli(peer.Args, args=flags, console_outputs=False)
-    script = importlib.import_module(f"cleanrl_graph.{name}")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", [script.__file__, *flags])
-        return parse(script)
+    return helpers.parsed(name, flags)
 
 
 SHELL_FILES = """actions async bounds cells critic_only dag_schedule demos entities
@@ -1149,7 +1144,7 @@ def short_suites(monkeypatch):
 def saved(path, **flags):
     """A model.pt with random weights."""
     script = importlib.import_module("cleanrl_graph.ppo_graph_agents")
-    args = small_args(script, env_id="cleanrl_graph.envs:Pogema-v0", gnn_layers=1, **flags)
+    args = helpers.small_args(script, env_id="cleanrl_graph.envs:Pogema-v0", gnn_layers=1, **flags)
     env = script.make_env(args)
     agent = script.Agent(script.Envs([lambda: env]).leaves, env.action_space, args)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import small_args
+from helpers import parsed, small_args
 from processes import SCRIPTS
 from torch.distributed import distributed_c10d
 
@@ -25,8 +25,6 @@ import part  # noqa: E402
 import throughput  # noqa: E402
 import trainings  # noqa: E402
 import transfers  # noqa: E402
-
-from cleanrl_graph.services.arguments import parse  # noqa: E402
 
 ABOUT = {"dry": True, "gpu": None, "cpu": "C", "cpus": 2, "system": "S", "python": "3"}
 ABOUT |= {"torch": "2", "torch-geometric": "2", "gymnasium": "1", "numpy": "2", "commit": "0123"}
@@ -214,14 +212,6 @@ def test_sums_of_a_trace():
 
 
 # ---- Flags ----
-def parsed(name, flags):
-    """The flags of a script and of its services."""
-    script = importlib.import_module(f"cleanrl_graph.{name}")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", [script.__file__, *flags])
-        return parse(script)
-
-
 def test_flags_of_the_trainings():
     """Every script has the flags of every row, with a minibatch of at least one environment."""
     cases = {(case.task, case.script): case for case in throughput.cases(16)}

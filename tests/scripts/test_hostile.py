@@ -108,7 +108,7 @@ RUNS = IN_RUNS | {
     *("process: SIGTERM", "process: a worker sleeps", "process: a worker is killed"),
     *("process: close() raises", "process: close() exits in a suite"),
     *("process: raises when played", "process: changes the folder"),
-    *("process: torch makes no gradients", "flags: a layer that make_conv does not know"),
+    "process: torch makes no gradients",
     *("raises: SystemExit", "raises: in its constructor", "returns: info None"),
 }
 

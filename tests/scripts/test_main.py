@@ -6,28 +6,20 @@ import types
 
 import pytest
 import shared_blocks
-from helpers import LOGGED, run, small_args
+from helpers import LOGGED, parsed, run, small_args
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cleanrl_graph import ppo_graph
-from cleanrl_graph.services import arguments
 
 SCRIPTS = {path.stem: path for path in shared_blocks.scripts()}
 
 
 # ---- The command line ----
-def parse(flags):
-    """What the command line of ppo_graph.py means, with its services."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["ppo_graph.py", *flags])
-        return arguments.parse(ppo_graph)
-
-
 def test_command_line():
     """Environments and their arguments by flags; tuples, choices and booleans as in tyro."""
     flags = "--env-id envs:BestOfSet-v0 --hidden-dims 8 9 --no-anneal-lr --gnn sage "
     flags += "--target-kl 0.1 --wrap hide:1 z:skill:2 --env-kwargs"
-    args = parse([*flags.split(), '{"max_size": 3, "stack": false}'])
+    args = parsed("ppo_graph", [*flags.split(), '{"max_size": 3, "stack": false}'])
     assert args.env_kwargs == {"max_size": 3, "stack": False} and args.hidden_dims == (8, 9)
     assert args.anneal_lr is False and args.gnn == "sage" and args.target_kl == 0.1
     assert args.wrap == ("hide:1", "z:skill:2")
@@ -37,12 +29,14 @@ def test_command_line():
     made = [ppo_graph.make_env(args, which) for which in (0, 3)]
     made += [ppo_graph.make_env(args, 1, max_size=9)]
     assert [env.unwrapped.max_size for env in made] == [4, 5, 9]
-    assert parse([]).env_kwargs == {}
-    tasks = parse(["--env-kwargs", '[{"max_size": 3}, {}]']).env_kwargs
+    assert parsed("ppo_graph", []).env_kwargs == {}
+    tasks = parsed("ppo_graph", ["--env-kwargs", '[{"max_size": 3}, {}]']).env_kwargs
     assert tasks == [{"max_size": 3}, {}]
     for wrong in (["--env-kwargs", "{max_size: 3}"], ["--gnn", "nope"], ["--num-iterations", "3"]):
         with pytest.raises(SystemExit):
-            parse(wrong)
+            parsed("ppo_graph", wrong)
+    with pytest.raises(ppo_graph.UsageError, match="--gnn gcn: make_conv knows no such layer"):
+        ppo_graph.make_conv("gcn", 8, None, "sum")
 
 
 # ---- Logs ----

@@ -26,7 +26,6 @@ from cleanrl_graph.services import check
 
 ROOT = Path(cleanrl_graph.__file__).parents[1]
 SCRIPTS = {path.stem: path for path in shared_blocks.scripts()}
-ONE_ACTION = [name for name in SCRIPTS if name != "ppo_graph_agents"]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 ENVIRONMENT["OMP_NUM_THREADS"] = "1"
 SHORT = ["--total-timesteps", "256", "--num-envs", "4", "--num-steps", "32"]
@@ -41,41 +40,7 @@ def python(*arguments, cwd, path=()) -> subprocess.CompletedProcess:
 
 
 # ---- A script that is copied alone ----
-OWN_ENV = (
-    MY_ENV
-    + '''
-class Agents(gym.Env):
-    """Of each row, the larger number."""
-
-    observation_space = gym.spaces.Sequence(gym.spaces.Box(-9, 9, (2,)), stack=True)
-    action_space = gym.spaces.Sequence(gym.spaces.Discrete(2))
-
-    def observe(self):
-        self.x = self.np_random.normal(size=(3, 2)).astype(np.float32)
-        return self.x
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t = 0
-        return self.observe(), {}
-
-    def step(self, action):
-        rewards, self.t = np.equal(action, self.x.argmax(1)), self.t + 1
-        return self.observe(), rewards.sum(), False, self.t == 5, {"rewards": rewards}
-
-gym.register("Ours-v0", entry_point=Agents)
-'''
-)
-HIDE = "import sys\nsys.modules['cleanrl_graph'] = None\n"
 SERVICES = {"--resume", "--num-workers", "--wrap", "--eval-suite", "--load-model", "--track"}
-
-
-@pytest.fixture
-def not_installed(tmp_path_factory):
-    """A folder for PYTHONPATH with which Python does not find the package, were it installed."""
-    folder = tmp_path_factory.mktemp("not_installed")
-    (folder / "sitecustomize.py").write_text(HIDE)
-    return folder
 
 
 def flags_in_help(script, cwd, path):
@@ -85,29 +50,19 @@ def flags_in_help(script, cwd, path):
     return set(re.findall(r"--[a-z][a-z-]+", done.stdout))
 
 
-ALONE = [(name, env_id) for name in ONE_ACTION for env_id in ("my_env:Mine-v0", "CartPole-v1")]
-ALONE += [("ppo_graph_agents", "my_env:Ours-v0")]
-FAST = [(name, "my_env:Mine-v0") for name in ("ppo_graph", "ppo_gtrxl")]
-# only a change of their own file can break the others
-SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in ALONE if case not in FAST]
-
-
-@pytest.mark.parametrize("name, env_id", [*FAST, *SLOW])
-def test_copied_alone(name, env_id, tmp_path, not_installed):
-    """In an empty folder a script trains in one's own file, logs, saves and plays. It has no flag
-    of the services, and says so of one that it is given."""
-    shutil.copy(SCRIPTS[name], tmp_path)
-    (tmp_path / "my_env.py").write_text(OWN_ENV)
-    flags = ["--env-id", env_id, *SHORT]
-    if name == "ppo_graph_compile":
-        flags += ["--compile-mode", "none"]
-    if name == "ppo_graph":
-        has = flags_in_help("ppo_graph.py", tmp_path, [not_installed])
-        assert "--env-id" in has and not has & SERVICES
-        done = python("ppo_graph.py", "--resume", "auto", cwd=tmp_path, path=[not_installed])
-        assert done.returncode == 2 and re.search("Unrecognized .*--resume", done.stderr, re.S)
-        assert not (tmp_path / "runs").exists()
-    done = python(f"{name}.py", *flags, cwd=tmp_path, path=[not_installed])
+def test_copied_alone(tmp_path, tmp_path_factory):
+    """Where the package is not installed a script trains in one's own file, logs, saves and plays.
+    It has no flag of the services, and says so of one that it is given."""
+    place = tmp_path_factory.mktemp("not_installed")
+    (place / "sitecustomize.py").write_text("import sys\nsys.modules['cleanrl_graph'] = None\n")
+    shutil.copy(SCRIPTS["ppo_graph"], tmp_path)
+    (tmp_path / "my_env.py").write_text(MY_ENV)
+    has = flags_in_help("ppo_graph.py", tmp_path, [place])
+    assert "--env-id" in has and not has & SERVICES
+    done = python("ppo_graph.py", "--resume", "auto", cwd=tmp_path, path=[place])
+    assert done.returncode == 2 and re.search("Unrecognized .*--resume", done.stderr, re.S)
+    assert not (tmp_path / "runs").exists()
+    done = python("ppo_graph.py", "--env-id", "my_env:Mine-v0", *SHORT, cwd=tmp_path, path=[place])
     assert done.returncode == 0, done.stderr
     assert re.search(r"returns of greedy episodes: \d+\.0 \d+\.0\n", done.stdout)
     folder = run_folder(tmp_path / "runs")
@@ -115,10 +70,9 @@ def test_copied_alone(name, env_id, tmp_path, not_installed):
     assert len(weights(folder)) > 5
     log = train_events(tmp_path / "runs")
     assert len(log["losses/value_loss"]) == 2 and "charts/episodic_return" in log
-    if env_id != "CartPole-v1":
-        assert max(value for _, value in log["debug/collection_mismatch"]) < 1e-5
+    assert max(value for _, value in log["debug/collection_mismatch"]) < 1e-5
     made = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}
-    assert made == {f"{name}.py", "my_env.py", "runs"}
+    assert made == {"ppo_graph.py", "my_env.py", "runs"}
 
 
 def test_alone_each_task_is_played(tmp_path, monkeypatch):
@@ -143,7 +97,7 @@ def my_ppo(tmp_path):
     text = SCRIPTS["ppo_graph"].read_text()
     assert text.count(old) == 1
     (tmp_path / "my_ppo.py").write_text(text.replace(old, "rewards[t] = 2 * step.reward\n"))
-    (tmp_path / "my_env.py").write_text(OWN_ENV)
+    (tmp_path / "my_env.py").write_text(MY_ENV)
     return tmp_path
 
 

@@ -54,21 +54,6 @@ gym.register("Family-v0", entry_point=Family)
 NUMBERS = [{"number": 1}, {"number": 2}, {"number": 4}]
 
 
-def make_envs(num_workers=0, num_envs=4, **flags):
-    """The Envs, or WorkerEnvs, that the services make of the flags, to be closed."""
-    args = small_args(num_envs=num_envs, num_workers=num_workers, **flags)
-    return contextlib.closing(envs_of(ppo_graph, args))
-
-
-def record(num_steps, **flags):
-    """Values [num_steps + 1, N, ...] by path, and what ended in each step; action 0 is taken."""
-    with make_envs(**flags) as envs:
-        steps = [envs.reset(7)] + [envs.step([0] * 4) for _ in range(num_steps)]
-    columns = zip(*(step.obs.values for step in steps))
-    values = {leaf.path: np.array(column) for leaf, column in zip(envs.leaves, columns)}
-    return values, [step.infos for step in steps]
-
-
 # ---- A list of --env-kwargs ----
 def test_names_of_tasks_in_the_log(tmp_path):
     """Returns and lengths per entry beside those of all, where there is a list."""
@@ -104,23 +89,12 @@ SETS = [{"as_set": True}, {"as_set": True, "actions": 9, "low": -1.0}]
 @pytest.mark.parametrize("env_id, tasks", [("Family-v0", SETS), ("envs:JobShop-v0", SHOPS)])
 def test_spaces_that_fit(env_id, tasks):
     """Numbers of rows to choose from may differ, and bounds of a Box."""
-    with make_envs(env_id=env_id, env_kwargs=tasks) as envs:
+    args = small_args(num_envs=4, env_id=env_id, env_kwargs=tasks)
+    with contextlib.closing(envs_of(ppo_graph, args)) as envs:
         envs.reset(0)
 
 
 # ---- z ----
-
-
-@pytest.mark.parametrize("z", ["skill:5", "uniform:2"])
-def test_z_is_the_same_in_workers(z):
-    """Whatever process steps it; its own random numbers do not change with it."""
-    flags = dict(env_id="Random-v0", env_kwargs={"observation": "vector"})
-    values, episodes = record(20, wrap=(f"z:{z}",), **flags)
-    others, other_episodes = record(20, num_workers=3, wrap=(f"z:{z}",), **flags)
-    assert all(np.array_equal(values[path], others[path]) for path in values)
-    assert episodes == other_episodes
-    assert len({tuple(np.ravel(row)) for row in values["z"][0]}) > 1
-    assert np.array_equal(record(20, **flags)[0]["obs"], values["obs"])
 
 
 def test_names_of_z_in_the_log(tmp_path):

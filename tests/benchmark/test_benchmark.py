@@ -527,9 +527,15 @@ def test_greedy_returns_of_each_group(results):
     assert not [name for name in report.stats(found, args) if "greedy " in name]
 
 
-def test_interquartile_mean():
-    """As scipy has it; the bootstrap interval of that of three seeds (their mean) lies between
-    them."""
+def test_means():
+    """The interquartile one as scipy has it; the bootstrap interval of that of three seeds (their
+    mean) lies between them. Rows that stand for several episodes weigh that much; a window is at
+    least as long as asked for."""
+    returns, ended = np.array([1.0, 2, 3, 4]), np.array([3.0, 1, 2, 4])
+    assert report.running_mean(returns, ended, 5) == pytest.approx([1, 5 / 4, 11 / 6, 22 / 6])
+    steps = np.array([10.0, 20, 21, 40])
+    found = report.Run("", "", "1", steps, np.arange(4.0), returns, returns, ended, {})
+    assert report.mmer(found, 20) == pytest.approx((3 * 2 + 4 * 4) / 6)
     stats = pytest.importorskip("scipy.stats")
     many = np.random.default_rng(0).random((11, 4))
     for num in (3, 8, 11):
@@ -540,16 +546,6 @@ def test_interquartile_mean():
     order = np.stack([values.min(0), low, values.mean(0), high, values.max(0)])
     assert (np.diff(order, axis=0) >= 0).all() and (low < values.mean(0)).all()
     assert (values.mean(0) < high).all()
-
-
-def test_running_mean_and_mmer_of_thinned_rows():
-    """Rows that stand for several episodes weigh that much; a window is at least as long as asked
-    for."""
-    returns, ended = np.array([1.0, 2, 3, 4]), np.array([3.0, 1, 2, 4])
-    assert report.running_mean(returns, ended, 5) == pytest.approx([1, 5 / 4, 11 / 6, 22 / 6])
-    steps = np.array([10.0, 20, 21, 40])
-    found = report.Run("", "", "1", steps, np.arange(4.0), returns, returns, ended, {})
-    assert report.mmer(found, 20) == pytest.approx((3 * 2 + 4 * 4) / 6)
 
 
 @pytest.mark.parametrize("folder", ["", "../"])
@@ -1152,28 +1148,15 @@ def saved(path, **flags):
     return str(path)
 
 
-def test_cost_of_a_training():
-    """Seconds of environments are counted, and their class is as before."""
-    step = PogemaEnv.step
-    text = scores.cost(num_steps=512)
-    found = re.search(r"is (\d+) steps or ([\d,]+) of single robots; .* take (\d+)% of it", text)
-    steps, robots, share = (int(number.replace(",", "")) for number in found.groups())
-    assert 8 * steps < robots < 64 * steps and 0 < share < 100
-    assert PogemaEnv.step is step
-
-
-def test_film(short_suites, tmp_path):
-    model = saved(tmp_path / "model.pt")
-    film.main(film.Args(model, str(tmp_path / "film.gif"), "random_8", steps=3))
-    with Image.open(tmp_path / "film.gif") as picture:
-        assert picture.n_frames == 3 and picture.width > 2 * 200
-
-
 def test_scores_are_played_once(short_suites, tmp_path, monkeypatch):
     """Rules and the models of two seeds on each suite; of what stands in scores.csv nothing is
-    played again; the table has means over seeds, and theirs."""
+    played again; the table has means over seeds, and theirs. A model can be filmed."""
     for seed in (1, 2):
-        saved(tmp_path / "runs" / f"agents_Pogema-v0_s{seed}_0a" / "run" / "model.pt")
+        model = tmp_path / "runs" / f"agents_Pogema-v0_s{seed}_0a" / "run" / "model.pt"
+        saved(model)
+    film.main(film.Args(str(model), str(tmp_path / "film.gif"), "random_8", steps=3))
+    with Image.open(tmp_path / "film.gif") as picture:
+        assert picture.n_frames == 3 and picture.width > 2 * 200
     theirs = ["QMIX,random_8,128,256,0.57,,", "DCC,one_shot_random_8,128,128,,1,1"]
     text = "\n".join([",".join(raw_data.COLUMNS), *theirs, ""])
     (tmp_path / "theirs.csv").write_text(text)

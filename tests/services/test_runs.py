@@ -282,7 +282,7 @@ def test_bar(monkeypatch):
     out, now = io.StringIO(), [100.0]
     monkeypatch.setattr("sys.stderr", out)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    bar = process.bar(tqdm, total=1000)
+    bar = process.bar(tqdm, total=1000, position=0)  # whatever bars are left open
     for k in range(100):
         now[0] += 1
         bar.update(10)

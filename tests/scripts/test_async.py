@@ -16,18 +16,17 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-import walks
 from gymnasium import spaces
 from helpers import (
     OBSERVATIONS,
-    logged,
+    command,
+    everything,
     make_envs,
-    mismatch,
     run,
     run_folder,
-    same_weights,
     small_args,
     train_events,
+    vector,
     weights,
 )
 from processes import FORK, children, is_alive, start, wait_for
@@ -41,7 +40,7 @@ from cleanrl_graph.services.command import envs_of
 CPU = torch.device("cpu")
 RANDOM = dict(env_id="Random-v0", env_kwargs={"observation": "set"})
 POISSON = dict(env_id="envs:PoissonGraph-v0", env_kwargs={"episode_length": 5})
-HANGS = dict(env_id="Faulty-v0", env_kwargs={"fault": "hang", "at": 30, "victim": 1})
+HANGS = dict(env_id="Fails-v0", env_kwargs={"how": "hang"})
 
 
 def collects(args, seed):
@@ -67,6 +66,11 @@ def outcomes(rollout):
         dones=np.stack([step.terminated | step.truncated for step in steps]),
         cut=np.flatnonzero(np.stack([step.truncated for step in steps])),
     )
+
+
+def assert_same(a, b):
+    assert list(a) == list(b)
+    assert all(torch.equal(a[name], b[name]) for name in a)
 
 
 # ---- The correction ----
@@ -193,11 +197,12 @@ def test_no_lag_is_ppo_graph(observation, tmp_path):
     expected, result = weights(theirs.folder), weights(ours.folder)
     for name in expected:
         torch.testing.assert_close(result[name], expected[name], atol=1e-5, rtol=1e-5)
-    assert max(logged(ours, "debug/rho_mismatch")) < 1e-5
+    assert max(value for _, value in ours.scalars["debug/rho_mismatch"]) < 1e-5
     for name in ("charts/episodic_return", "charts/episodic_length", "charts/obs_bytes_per_step"):
         assert ours.scalars[name] == theirs.scalars[name]
     for name in script.LOGGED:
-        assert logged(ours, name) == pytest.approx(logged(theirs, name), rel=1e-4, abs=1e-5)
+        values = [[value for _, value in log.scalars[name]] for log in (ours, theirs)]
+        assert values[0] == pytest.approx(values[1], rel=1e-4, abs=1e-5)
 
 
 # ---- What travels, and when ----
@@ -236,11 +241,32 @@ def arrays_in(value):
     return [array for child in value for array in arrays_in(child)]
 
 
+def test_a_rollout_is_what_happened():
+    """Steps, what they led to, and the log-probabilities of the policy that acted."""
+    args = small_args(script, env_id="Random-v0", num_steps=30)
+    envs, memory, first = collects(args, 3)
+    steps, step_envs = [first], envs.step
+    envs.step = lambda actions: steps.append(step_envs(actions)) or steps[-1]
+    rollout = script.collect(memory, envs, first, 0, args.num_steps)
+    assert len(rollout.steps) == len(steps) == 31
+    assert all(ours is theirs for ours, theirs in zip(rollout.steps, steps))
+    happened = outcomes(rollout)
+    num_episodes = sum(len(step.infos) for step in steps)
+    assert happened.dones.sum() == num_episodes > len(happened.cut) > 0
+    assert len(memory.storage.blocks) == 1
+    with torch.no_grad():
+        storage = script.Storage(envs.leaves, CPU)
+        storage.append(happened.obs)
+        obs, actions = storage.gather(np.arange(90))[0], {"": torch.as_tensor(rollout.actions[""])}
+        _, log_probs, *_ = memory.agent(obs, actions)
+    np.testing.assert_allclose(rollout.log_probs, log_probs, atol=1e-5)
+    assert len(everything(storage)["obs"].values) == 93 + len(happened.cut)
+
+
 def test_messages():
-    """Arrays come back bit by bit, and neither side waits while both send much. Where the other
-    side is gone, None comes after all that it sent."""
-    pipes, rng, ends = FORK.Pipe(), np.random.default_rng(0), []
-    received = [script.listen(pipe, lambda: ends.append(0)) for pipe in pipes]
+    """Arrays come back bit by bit, and neither side waits while both send much."""
+    pipes, rng = FORK.Pipe(), np.random.default_rng(0)
+    received = [script.listen(pipe, lambda: None) for pipe in pipes]
     kinds = "f8 i8 u1 f4 ?".split()
     messages = []
     for k in range(0, 24, 4):
@@ -256,11 +282,16 @@ def test_messages():
             assert number == k
             for a, b in zip(arrays, sent, strict=True):
                 assert a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def test_end_of_messages():
+    """Where the other side is gone, None comes after all that it sent."""
     here, there = FORK.Pipe()
     there.send("last")
     there.close()
-    last = script.listen(here, lambda: ends.append(1))
-    assert last.get(timeout=10) == "last" and last.get(timeout=10) is None and ends == [1]
+    ends = []
+    received = script.listen(here, lambda: ends.append(0))
+    assert received.get(timeout=10) == "last" and received.get(timeout=10) is None and ends == [0]
 
 
 @pytest.mark.parametrize(
@@ -268,49 +299,77 @@ def test_messages():
 )
 def test_lag(max_lag, lags, tmp_path):
     """Rollout k is collected with the weights after max(0, k - max_lag) updates."""
-    result = run(tmp_path, script, **RANDOM, total_timesteps=120, max_lag=max_lag)
-    expected = [(24 * (k + 1), lag) for k, lag in enumerate(lags)]
-    assert result.scalars["debug/lag"] == expected and mismatch(result) < 1e-5
-    for lag, value in zip(lags, logged(result, "debug/rho_mismatch")):
-        assert (value < 1e-5) == (lag == 0)
+    log = run(tmp_path, script, **RANDOM, total_timesteps=120, max_lag=max_lag).scalars
+    assert [value for _, value in log["debug/lag"]] == list(lags)
+    for lag, (_, mismatch) in zip(lags, log["debug/rho_mismatch"]):
+        assert (mismatch < 1e-5) == (lag == 0)
+    assert [step for step, _ in log["debug/lag"]] == [24, 48, 72, 96, 120]
+    assert max(value for _, value in log["debug/collection_mismatch"]) < 1e-5
 
 
 @pytest.mark.parametrize("max_lag", [1, 2])
 def test_runs_can_be_repeated(max_lag, tmp_path, monkeypatch):
     """The same bits, whichever of the two processes is the slower one, with and without workers."""
     flags = dict(**RANDOM, total_timesteps=144, norm_obs=True, max_lag=max_lag, save_model=True)
-    first = run(tmp_path / "a", script, **flags).folder
-    assert same_weights(first, run(tmp_path / "b", script, **flags, num_workers=2).folder)
+    first = weights(run(tmp_path / "a", script, **flags).folder)
+    assert_same(first, weights(run(tmp_path / "b", script, **flags, num_workers=2).folder))
     ask, rng = script.Collector.ask, random.Random(0)
     late = lambda *args: time.sleep(0.1 * rng.random()) or ask(*args)
     monkeypatch.setattr(script.Collector, "ask", late)
-    assert same_weights(first, run(tmp_path / "c", script, **flags).folder)
+    assert_same(first, weights(run(tmp_path / "c", script, **flags).folder))
 
 
 # ---- What stops a run ----
-class Unsupported(walks.Faulty):
+class Fails(gym.Env):
+    """Its step 30 raises, exits, hangs, or kills the process that it runs in."""
+
+    observation_space, action_space = vector(2), spaces.Discrete(2)
+
+    def __init__(self, how="raise"):
+        self.how, self.num_steps = how, 0
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.num_steps += 1
+        if self.num_steps == 30:
+            self.fail()
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+    def fail(self):
+        if self.how == "raise":
+            raise KeyError("the bridge is out")
+        if self.how == "exit":
+            raise SystemExit
+        if self.how == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(1000)
+
+
+class Unsupported(Fails):
     observation_space = spaces.OneOf([spaces.Discrete(2)])
 
 
+gym.register("Fails-v0", entry_point=Fails)
 gym.register("Unsupported-v0", entry_point=Unsupported)
 
 
 @pytest.mark.parametrize(
-    "fault, num_workers, text",
+    "how, num_workers, text",
     [
-        ("step", 0, "(?s)Traceback.*walks.*the engine is on fire.*env 0, step 30"),
-        ("step", 2, "(?s)Traceback.*the engine is on fire.*env 0, step 30"),
+        ("raise", 0, "(?s)Traceback.*test_async.*the bridge is out.*env 0, step 30"),
+        ("raise", 2, "(?s)Traceback.*the bridge is out.*env 0, step 30"),
         ("exit", 0, "env 0, step 30, .*SystemExit"),
-        ("kill", 0, "the collector died with exit code -9"),
-        ("kill", 2, "step 30: the worker of envs 0 to 1 died with exit code -9"),
+        ("die", 0, "the collector died with exit code -9"),
+        ("die", 2, "step 30: the worker of envs 0 to 1 died with exit code -9"),
         ("hang", 1, "step 30: the worker of envs 0 to 2 did not answer within --env-timeout 0.5 s"),
     ],
 )
-def test_errors_arrive(fault, num_workers, text, tmp_path):
+def test_errors_arrive(how, num_workers, text, tmp_path):
     """A sentence with the environment's frames, when that rollout is needed; nothing is left."""
     before = children(os.getpid())
-    kwargs = {"fault": fault, "at": 30, "victim": 1}
-    flags = dict(env_id="Faulty-v0", env_kwargs=kwargs, num_workers=num_workers)
+    flags = dict(env_id="Fails-v0", env_kwargs={"how": how}, num_workers=num_workers)
     flags |= dict(env_timeout=0.5, total_timesteps=240, checkpoint_every=1)
     with pytest.raises(check.UsageError, match=text):
         run(tmp_path, script, **flags)
@@ -320,21 +379,53 @@ def test_errors_arrive(fault, num_workers, text, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "flags, sentence",
+    [
+        ("--env-id Fails-v0", "env 0, step 30, step(1,): KeyError: 'the bridge is out'"),
+        ("--env-id Unsupported-v0", "leaf 'obs': OneOf(Discrete(2)) is not"),
+        ("--env-id Nowhere-v0", "--env-id Nowhere-v0 "),
+        ("--env-id CartPole-v1 --max-lag -1", "--max-lag -1 --max-rho 1.0: at least 0"),
+        ("--env-id CartPole-v1 --max-rho 0", "--max-lag 1 --max-rho 0.0: at least 0"),
+        ("--env-id CartPole-v1 --max-rho nan", "--max-lag 1 --max-rho nan: at least 0"),
+        ("--env-id CartPole-v1 --action-head nodes", "--action-head nodes needs "),
+    ],
+)
+def test_sentences_of_the_collector(flags, sentence, tmp_path):
+    """They end the command with exit code 1, after the environment's frames if it raised."""
+    small = ["--hidden-dims", 8, "--no-cuda", "--run-dir", tmp_path]
+    code, _, text = command(*flags.split(), *small, script=script)
+    assert code == 1 and text.splitlines()[-1].startswith(sentence), text
+    assert "in the collector" not in text and ("Traceback" in text) == ("bridge" in sentence)
+    assert "cleanrl_graph/services" not in text
+
+
+def test_error_of_the_program(monkeypatch):
+    """What is no sentence comes with the frames of the collector."""
+    args = small_args(script, **RANDOM)
+    monkeypatch.setattr(script, "collect", lambda *args: 1 / 0)
+    with contextlib.closing(envs_of(script, args)) as collector:
+        collector.reset(1)
+        collector.ask(0, script.Agent(collector.leaves, collector.action_space, args))
+        with pytest.raises(RuntimeError, match="in the collector: (?s:.*)ZeroDivisionError"):
+            collector.receive()
+
+
+@pytest.mark.parametrize(
     "flags, error, text",
     [
         (dict(env_id="CartPole-v1", max_lag=-1), script.UsageError, "--max-lag -1"),
         (dict(env_id="Unsupported-v0"), script.UsageError, "leaf 'obs': OneOf"),
         (dict(env_id="Nowhere-v0"), script.UsageError, "`Nowhere` doesn't exist"),
-        (dict(env_kwargs={"fault": "step"}), RuntimeError, "(?s)in the collector: .* is on fire"),
-        (dict(env_kwargs={"fault": "kill"}), script.UsageError, "exit code -9"),
+        (dict(env_id="Fails-v0"), RuntimeError, "(?s)in the collector: .*the bridge is out"),
+        (dict(env_id="Fails-v0", env_kwargs={"how": "die"}), script.UsageError, "exit code -9"),
     ],
 )
 def test_errors_without_services(flags, error, text, tmp_path, capsys):
     """They arrive from the collector of the script alone, too, which is gone after them."""
     before = children(os.getpid())
-    flags = dict(env_id="Faulty-v0", hidden_dims=(8,), cuda=False, run_dir=str(tmp_path)) | flags
+    args = script.Args(**flags, hidden_dims=(8,), cuda=False, run_dir=str(tmp_path))
     with pytest.raises(error, match=text):
-        script.main(script.Args(**flags))
+        script.main(args)
     wait_for(lambda: children(os.getpid()) == before)
 
 
@@ -391,19 +482,33 @@ def test_resume(tmp_path, capfd):
     log = train_events(tmp_path / "a")
     assert [step for step, _ in log["debug/lag"]] == [24 * k for k in range(1, 8)]
     assert [value for _, value in log["debug/lag"]] == [0, 1, 1, 1, 0, 1, 1]
-    a, b, c = (run_folder(tmp_path / name) for name in "abc")
-    assert same_weights(a, b) and not same_weights(a, c)
+    a, b, c = (weights(run_folder(tmp_path / name)) for name in "abc")
+    assert_same(a, b)
+    assert not all(torch.equal(a[name], c[name]) for name in a)
     newest = checkpoint.read(saved_in(tmp_path / "a")[0])
     assert newest["global_step"] == 7 * 24 and newest["optimizer"]["state"][0]["step"] == 7 * 4
 
 
-def test_what_is_refused(tmp_path, monkeypatch):
-    """torchrun, and a checkpoint of another network."""
+def test_resume_with_another_network(tmp_path):
     folder = run(tmp_path, script, **RANDOM, checkpoint_every=1).folder
     flags = dict(RANDOM, resume=str(folder), hidden_dims=(8,), total_timesteps=96)
     with pytest.raises(SystemExit, match="--resume: the network of the checkpoint is not that of"):
         run(tmp_path / "new", script, **flags)
+
+
+def test_torchrun_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(script, "WORLD_SIZE", 2)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(check.UsageError, match="without torchrun"):
         run(tmp_path, script, **RANDOM, total_timesteps=96)
+
+
+# ---- Whole runs ----
+@pytest.mark.slow
+def test_learns(tmp_path):
+    """CartPole is balanced with a lag of two updates."""
+    flags = dict(env_id="CartPole-v1", total_timesteps=30720, num_envs=8, num_steps=64, max_lag=2)
+    flags |= dict(learning_rate=3e-3, hidden_dims=(64,), update_epochs=4, num_minibatches=4)
+    log = run(tmp_path, script, **flags).scalars
+    assert np.mean([value for _, value in log["charts/episodic_return"]][-20:]) > 100
+    assert 0 < np.mean([value for _, value in log["debug/behaviour_kl"]]) < 0.1

@@ -11,6 +11,7 @@ from cleanrl_graph import ppo_framestack, ppo_graph, ppo_gtrxl, ppo_lstm_sparse,
 from cleanrl_graph.services import arguments
 
 COLOURS = np.eye(4, dtype=np.float32)
+SET = spaces.Sequence(vector(), stack=True)
 IMAGE = spaces.Box(0, 255, (8, 8, 1), np.uint8)
 MANY = {"graph": graph_space(vector(1), features=2), "vector": vector(2), "image": IMAGE}
 
@@ -23,7 +24,11 @@ class Show(gym.Env):
     observations = {
         "box": vector(4),
         "discrete": spaces.Discrete(4, start=-1),
+        "multidiscrete": spaces.MultiDiscrete([2, 2]),
+        "multibinary": spaces.MultiBinary(2),
         "image": IMAGE,
+        "dict": spaces.Dict(high=spaces.Discrete(2), low=vector(1)),
+        "tuple": spaces.Tuple((spaces.MultiBinary(1), SET)),
         "graph": graph_space(features=4),
         "graph_edges": graph_space(vector(4), features=4),
         "sequence": spaces.Sequence(vector(5), stack=True),
@@ -32,7 +37,9 @@ class Show(gym.Env):
     actions = {
         "discrete": spaces.Discrete(4, start=1),
         "mask": spaces.Discrete(4),
+        "info_mask": spaces.Discrete(4),
         "multidiscrete": spaces.MultiDiscrete([2, 2]),
+        "bits": spaces.MultiBinary(2),
         "box": vector(2),
         "mixed": spaces.Dict(a=spaces.Discrete(2), b=spaces.Tuple((vector(1),))),
         "element": spaces.Discrete(4),
@@ -72,8 +79,15 @@ class Show(gym.Env):
             return COLOURS[number] * 0.7 + noise(4), None
         if self.observation == "discrete":
             return number - 1, None
+        if self.observation in ("multidiscrete", "multibinary"):
+            return np.array(bits, self.observations[self.observation].dtype), None
         if self.observation == "image":
             return self.picture(bits), None
+        if self.observation == "dict":
+            return {"high": bits[0], "low": np.array([sign(bits[1])])}, None
+        if self.observation == "tuple":  # the low bit is the sign of all numbers of a set
+            numbers = rng.uniform(0.5, 1, rng.integers(1, 4)).astype(np.float32)
+            return (np.array(bits[:1], np.int8), sign(bits[1]) * numbers), None
         if self.observation == "graph":
             return self.graph(number)
         if self.observation == "graph_edges":  # of the colour of the edges
@@ -99,22 +113,22 @@ class Show(gym.Env):
         self.target = self.numbers[-1 - self.delay] if len(self.numbers) > self.delay else None
         mask = (self.np_random.random(4) < 0.5).astype(np.int8)
         mask[0 if self.target is None else self.target] = 1
-        self.mask = mask if self.action == "mask" else np.ones(4, np.int8)
+        self.mask = mask if self.action in ("mask", "info_mask") else np.ones(4, np.int8)
         if self.action in ("element", "mask"):
             obs = {"obs": obs, "action_mask": self.mask}
         if self.action == "avail_actions":
             self.order = self.np_random.permutation(4)
             obs = {"obs": obs, "avail_actions": tuple(COLOURS[self.order])}
-        return obs
+        return obs, {"action_mask": self.mask} if self.action == "info_mask" else {}
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.numbers = []
-        return self.observe(), {}
+        return self.observe()
 
     def reward(self, action):
         high, low = self.target // 2, self.target % 2
-        if self.action == "multidiscrete":
+        if self.action in ("multidiscrete", "bits"):
             return (int(action[0] == high) + int(action[1] == low)) / 2
         if self.action == "box":
             return 1 - float(((action - [high - 0.5, low - 0.5]) ** 2).sum())
@@ -127,13 +141,61 @@ class Show(gym.Env):
         return float(action - self.action_space.start == self.target)
 
     def step(self, action):
-        assert self.action != "mask" or self.mask[action], "a masked action was taken"
+        is_masked = self.action in ("mask", "info_mask") and not self.mask[action]
+        assert not is_masked, "a masked action was taken"
         reward = 0.0 if self.target is None else self.reward(action)
         end, truncated = len(self.numbers) == 4, bool(self.np_random.random() < 0.5)
-        return self.observe(), reward, end and not truncated, end and truncated, {}
+        obs, info = self.observe()
+        return obs, reward, end and not truncated, end and truncated, info
 
 
-gym.register("Show-v0", entry_point=Show)
+class Agree(gym.Env):
+    """Both parts of the action must agree, and must not be what they were one step before, which is
+    not observed: a chain of a uniform first part and its copy earns 3/4 a step; independent parts
+    earn 1/4."""
+
+    observation_space, action_space = vector(1), spaces.Tuple([spaces.Discrete(4)] * 2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.last = 0, -1
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        reward = float(action[0] == action[1] and action[0] != self.last)
+        self.t, self.last = self.t + 1, action[0]
+        return np.zeros(1, np.float32), reward, self.t == 16, False, {}
+
+
+class Delay(gym.Env):
+    """A graph in which the first choice of a node is paid in the last of 4 steps only."""
+
+    observation_space = spaces.Dict(graph=graph_space(features=2), action_mask=MASK)
+    action_space = spaces.Discrete(5)
+
+    def observe(self):
+        num = int(self.np_random.integers(2, 6))
+        nodes = np.zeros((num, 2), np.float32)
+        self.good = int(self.np_random.integers(num))
+        nodes[self.good, 0] = 1
+        nodes[:, 1] = self.t / 4
+        graph = spaces.GraphInstance(nodes, None, None)
+        return {"graph": graph, "action_mask": np.ones(num, np.int8)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.hits = 0, 0
+        return self.observe(), {}
+
+    def step(self, action):
+        self.hits += action == self.good
+        self.t += 1
+        end = self.t == 4
+        return self.observe(), float(self.hits) if end else 0.0, end, False, {}
+
+
+for env in (Show, Agree, Delay):
+    gym.register(f"{env.__name__}-v0", entry_point=env)
 
 SCRIPTS = {
     "graph": (ppo_graph, {}),
@@ -145,14 +207,17 @@ CASES = [  # script, observation, action, flags
     ("graph", "graph", "element", {"total_timesteps": 4096}),
     ("graph", "image", "discrete", {"total_timesteps": 6144}),
     ("graph", "graph_edges", "discrete", {"total_timesteps": 6144}),
-    ("graph", "discrete", "tuple", {"autoregressive": True}),
-    ("graph", "box", "mixed", {}),
+    ("graph", "multibinary", "tuple", {"autoregressive": True}),
+    ("graph", "box", "bits", {}),
+    ("graph", "dict", "mixed", {}),
     ("graph", "discrete", "box", {"state_dependent_std": True}),
     ("framestack", "discrete", "multidiscrete", {"total_timesteps": 4096}),
     ("framestack", "graph_image_vector", "discrete", {"total_timesteps": 6144}),
-    ("lstm", "discrete", "box", {"total_timesteps": 12288}),
+    ("framestack", "tuple", "tuple", {"autoregressive": True}),
+    ("lstm", "box", "info_mask", {}),
+    ("lstm", "multidiscrete", "box", {}),
     ("lstm", "discrete", "avail_actions", {}),
-    ("gtrxl", "box", "mask", {"total_timesteps": 6144}),
+    ("gtrxl", "dict", "mask", {"total_timesteps": 6144}),
     ("gtrxl", "sequence", "discrete", {"total_timesteps": 12288, "learning_rate": 2e-3}),
 ]
 
@@ -190,6 +255,12 @@ def test_memory_is_needed(tmp_path):
     assert share_of_the_best("graph", "discrete", "multidiscrete", 1, few, tmp_path) < 0.65
 
 
+def test_every_kind_is_learned():
+    """The cases have every script, and every kind of observation and of action."""
+    kinds = [set(column) for column in list(zip(*CASES))[:3]]
+    assert kinds == [set(SCRIPTS), set(Show.observations), set(Show.actions)]
+
+
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_choice_of_a_node(tmp_path, workers):
     """The node with most flagged in-neighbours; the optimum is 16."""
@@ -204,6 +275,21 @@ def test_choice_of_an_element(tmp_path, key, stack):
     """The one with the largest product with a query; the optimum is 1."""
     kwargs, more = {"key": key, "stack": stack, "max_size": 16}, {"eval_episodes": 200}
     assert learn(tmp_path, "envs:BestOfSet-v0", kwargs, total_timesteps=60_000, **more)[1] > 0.85
+
+
+@pytest.mark.slow
+def test_delayed_reward(tmp_path):
+    """Credit reaches the first of four choices through GAE; the optimum is 4."""
+    assert learn(tmp_path, "Delay-v0", {}, gamma=1.0)[1] > 3.6
+
+
+@pytest.mark.slow
+def test_autoregressive_parts(tmp_path):
+    """Parts that agree at random earn up to 12.25 as a chain, 4.27 if independent."""
+    flags = {"total_timesteps": 40_000, "gamma": 0.9, "ent_coef": 0.02, "eval_episodes": 0}
+    bound = 16**2 / (4 * 15)
+    assert learn(tmp_path / "chain", "Agree-v0", {}, autoregressive=True, **flags)[0] > 2 * bound
+    assert learn(tmp_path / "independent", "Agree-v0", {}, **flags)[0] < 1.3 * bound
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ checkpoints."""
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 import walks
 from helpers import train_events, weights
 from processes import (
+    SCRIPTS,
     Dies,
     begun_earlier,
     children,
@@ -26,8 +28,9 @@ from processes import (
     wait_for,
 )
 from torch.utils.tensorboard import SummaryWriter
-from walks import Faulty
+from walks import Faulty, Forgetful, NoPickle, OnClass
 
+from cleanrl_graph import ppo_graph
 from cleanrl_graph.services import checkpoint, runs
 from cleanrl_graph.services.check import UsageError
 from cleanrl_graph.services.workers import WorkerEnvs
@@ -98,25 +101,50 @@ def moment(name, flags):
 
 
 STATELESS = dict(env_id="envs:StatelessCartPole-v1", norm_obs=True)
+LAST = dict(env_id="envs:LastGraphs-v0", num_workers=2)
 EXPLORE = dict(env_id="envs:GraphExplore-v0")
 PREV = dict(prev_action=True, prev_reward=True)
 SHIFTS = dict(obs_shifts="-11:0", action_shifts="-12,-1", reward_shifts="-9:-1")
 RUNS = {  # name -> (script, flags): what is kept between two updates, all of it
     "CartPole": ("ppo_graph", dict(env_id="CartPole-v1")),
     "graphs, workers": ("ppo_graph", GRAPH | dict(num_workers=2, wrap=("z:skill:3",))),
+    "JobShop": ("ppo_graph", dict(env_id="envs:JobShop-v0", anneal_lr=False, target_kl=0.01)),
+    "pairs": ("ppo_graph", dict(env_id="envs:PairNodes-v0", autoregressive=True)),
     "list": ("ppo_graph", dict(env_id="walk:Walk-v0", env_kwargs=[{}, {"max_episode_steps": 4}])),
     "own class, workers": ("ppo_framestack", dict(env_id="walk:Walk-v0", num_workers=2)),
     "shifts": ("ppo_framestack", STATELESS | SHIFTS),
+    "shifts, workers": ("ppo_framestack", LAST),
     "LSTM, ids": ("ppo_lstm_sparse", EXPLORE | PREV | dict(remember_edges=True)),
+    "LSTM, workers": ("ppo_lstm_sparse", EXPLORE | dict(num_workers=2, norm_obs=True)),
     "transformer": ("ppo_gtrxl", STATELESS | PREV | dict(memory_length=11)),
     "transformer, workers": ("ppo_gtrxl", EXPLORE | dict(prev_action=True, num_workers=2)),
 }
+OTHERS = ("minigrid_wrapped:MiniGridDict-v0", "popgym:popgym-RepeatFirstEasy-v0")
+EVERY = {
+    f"{script}, {env_id}, {workers}": (script, dict(env_id=env_id, num_workers=workers))
+    for script in SCRIPTS
+    for workers in (0, 2)
+    for env_id in ("CartPole-v1", "walk:Walk-v0", "envs:PoissonGraph-v0", *OTHERS)
+}
 
 
-@pytest.mark.parametrize("name", RUNS)
+# What each memory keeps, in process and with workers; the others differ in what other tests restore
+FAST = {"CartPole", "graphs, workers", "own class, workers", "shifts", "LSTM, ids", "transformer"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in FAST else pytest.param(name, marks=pytest.mark.slow)
+        for name in [*RUNS, *EVERY]
+    ],
+)
 def test_killed_and_resumed(name, tmp_path, own_module, capfd):
     """A run that was killed with -9 ends with the weights and the log of one that was not."""
-    script, flags = RUNS[name]
+    script, flags = (RUNS | EVERY)[name]
+    flags = flags | dict(norm_obs=True) if name in EVERY else flags
+    if ":" in flags["env_id"]:
+        pytest.importorskip(flags["env_id"].split(":")[0], reason="not installed")
     whole = train(tmp_path / "a", script, **flags)
     assert 0 < dies(tmp_path / "b", Dies(*moment(name, flags)), script, **flags) < 144
     train(tmp_path / "b", script, resume="auto", **flags)
@@ -168,6 +196,10 @@ def test_resumed_again_and_again(tmp_path):
 
 
 # ---- Environments that do not go on exactly ----
+for env in (Faulty, Forgetful, NoPickle, OnClass):
+    gym.register(f"{env.__name__}-v0", entry_point=env)
+
+
 @pytest.mark.parametrize(
     "kind, words, workers",
     [
@@ -231,6 +263,24 @@ def test_updates_or_minutes(every, minutes, steps, tmp_path, monkeypatch):
 
 
 # ---- What --resume finds ----
+def test_auto_refuses_changed_flags(tmp_path, capsys):
+    """By name, before anything is written; a folder goes on with them."""
+    folder = train(tmp_path, anneal_lr=False, learning_rate=0.5, **GRAPH)
+    changed = GRAPH | dict(anneal_lr=False, learning_rate=1e-3, gamma=0.5, total_timesteps=192)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    sentences = ["--learning-rate 0.001, it was 0.5", "--gamma 0.5, it was 0.99"]
+    with pytest.raises(SystemExit, match="; ".join(sentences)):
+        train(tmp_path, resume="auto", **changed)
+    assert before == {path: path.read_bytes() for path in folder.iterdir()}
+    capsys.readouterr()
+    begun_earlier(tmp_path)
+    train(tmp_path, resume=str(folder), **changed)
+    written = capsys.readouterr().err
+    for sentence in (*sentences, "--total-timesteps 192, it was"):
+        assert f"--resume: {sentence}" in written
+    assert written.count("it was") == 3
+    rates = log_of(folder)["charts/learning_rate"]
+    assert rates == [(24 * k, pytest.approx(0.5 if k < 7 else 1e-3)) for k in range(1, 9)]
 
 
 def test_auto_after_the_end(tmp_path):
@@ -248,6 +298,35 @@ def test_auto_after_the_end(tmp_path):
     begun_earlier(tmp_path)
     train(tmp_path, resume="auto", **GRAPH | dict(total_timesteps=192))
     assert newest(tmp_path) == 192 and len(log_of(folder)["losses/value_loss"]) == 8
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path):
+    """A second one is refused, and leaves the first one's files alone."""
+    flags = dict(env_id="Faulty-v0", env_kwargs={"fault": "hang", "at": 30})
+    process = start(tmp_path, **flags)
+    wait_for(lambda: newest(tmp_path) == 48)
+    with pytest.raises(SystemExit, match="another process writes to"):
+        train(tmp_path, resume="auto", **flags)
+    assert newest(tmp_path) == 48 and len(list(tmp_path.glob("*/events*"))) == 1
+    process.kill()
+    process.join()
+    begun_earlier(tmp_path)
+    train(tmp_path, resume="auto", **flags | {"total_timesteps": 72})
+    assert newest(tmp_path) == 72
+
+
+def test_no_checkpoints(tmp_path):
+    """--checkpoint-every 0 writes none, and tries no copies."""
+    folder = train(tmp_path, checkpoint_every=0, env_id="NoPickle-v0")
+    names = sorted(path.name.split(".")[0] for path in folder.iterdir())
+    assert names == ["args", "episodes", "events", "lock", "model"]
+
+
+def test_checkpoints_that_are_kept(tmp_path):
+    """Every second update and the last one, of which two stay."""
+    folder = train(tmp_path, total_timesteps=120, **GRAPH)
+    names = sorted(path.name for path in folder.glob("*c*k*"))
+    assert names == [f"checkpoint_{step:012d}.ckpt" for step in (96, 120)] + ["lock"]
 
 
 # ---- Signals ----
@@ -311,15 +390,47 @@ def test_no_orphans(fault, tmp_path):
     assert len(workers) == 2
 
 
+@pytest.mark.slow
+def test_the_command_line(tmp_path, own_module):
+    """Ctrl-C exits with 130 and no traceback; the run goes on bit by bit."""
+    flags = "--env-id walk:Walk-v0 --num-envs 3 --num-steps 8 --total-timesteps 96000 --no-cuda "
+    flags += "--hidden-dims 16 --gnn-dim 8 --gnn-layers 2 --num-minibatches 2 --update-epochs 2 "
+    flags += f"--eval-episodes 0 --no-anneal-lr --save-model --run-dir {tmp_path / 'b'}"
+    process = subprocess.Popen(
+        [sys.executable, ppo_graph.__file__, *flags.split()],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+    wait_for(lambda: any(path.stat().st_size for path in tmp_path.glob("b/*/events*")), 100)
+    time.sleep(0.3)
+    os.killpg(process.pid, signal.SIGINT)
+    error = process.communicate()[1]
+    assert process.returncode == 130 and "Traceback" not in error
+    assert "SIGINT: stops after this update" in error
+    begun_earlier(tmp_path / "b")
+    same = dict(env_id="walk:Walk-v0", anneal_lr=False, checkpoint_every=100)
+    total = newest(tmp_path / "b") + 48
+    assert 48 < total < 96000
+    train(tmp_path / "b", resume="auto", total_timesteps=total, **same)
+    assert_same(tmp_path / "b", train(tmp_path / "a", total_timesteps=total, **same))
+
+
 # ---- Faults in environments ----
-ON_FIRE = r"raise KeyError(.|\n)*env 1, step 21,"
-
-
 @pytest.mark.parametrize(
     "fault, workers, sentence",
     [
-        ("step", 2, rf"{ON_FIRE} step.*: KeyError: 'the engine is on fire'"),
-        ("reset", 0, rf"{ON_FIRE} reset: KeyError: 'the engine is on fire'"),
+        (
+            "step",
+            2,
+            r"raise KeyError(.|\n)*env 1, step 21, step.*: KeyError: 'the engine is on fire'",
+        ),
+        (
+            "reset",
+            0,
+            r"raise KeyError(.|\n)*env 1, step 21, reset: KeyError: 'the engine is on fire'",
+        ),
         ("nan observation", 2, "env 1, leaf 'obs', step 21: value nan"),
         ("kill", 2, "step 21: the worker of envs 0 to 1 died with exit code -9"),
         ("hang", 2, "step 21: the worker of envs 0 to 1 did not answer within --env-timeout 0.5 s"),
@@ -371,6 +482,15 @@ gym.register("Hopeless-v0", entry_point=Hopeless)
 
 
 # ---- Bad numbers ----
+def test_network_that_diverges(tmp_path):
+    """NaN stops the run at the end of its update, before anything is saved."""
+    flags = dict(learning_rate=1e30, checkpoint_every=1, anneal_lr=False, **STATELESS)
+    with pytest.raises(ValueError, match=r"update \d: losses/\w+ is (nan|inf).*--learning-rate"):
+        train(tmp_path, **flags)
+    (folder,) = tmp_path.iterdir()
+    assert not (folder / "model.pt").exists() and (folder / "failed").exists()
+    for path in folder.glob("*.ckpt"):
+        assert all(value.isfinite().all() for value in checkpoint.read(str(path))["model"].values())
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path, monkeypatch):

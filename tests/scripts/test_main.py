@@ -1,25 +1,41 @@
 """`main` from end to end: the command line, logs, models, evaluation."""
 
+import csv
 import dataclasses
+import os
 import sys
 import types
+import typing
+from functools import partial
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import shared_blocks
-from helpers import LOGGED, parsed, run, small_args
+import torch
+from gymnasium import spaces
+from helpers import LOGGED, command, run, run_folder, small_args, train_events, vector, weights
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cleanrl_graph import ppo_graph
+from cleanrl_graph.services import arguments
 
 SCRIPTS = {path.stem: path for path in shared_blocks.scripts()}
 
 
 # ---- The command line ----
+def parse(flags):
+    """What the command line of ppo_graph.py means, with its services."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["ppo_graph.py", *flags])
+        return arguments.parse(ppo_graph)
+
+
 def test_command_line():
     """Environments and their arguments by flags; tuples, choices and booleans as in tyro."""
     flags = "--env-id envs:BestOfSet-v0 --hidden-dims 8 9 --no-anneal-lr --gnn sage "
     flags += "--target-kl 0.1 --wrap hide:1 z:skill:2 --env-kwargs"
-    args = parsed("ppo_graph", [*flags.split(), '{"max_size": 3, "stack": false}'])
+    args = parse([*flags.split(), '{"max_size": 3, "stack": false}'])
     assert args.env_kwargs == {"max_size": 3, "stack": False} and args.hidden_dims == (8, 9)
     assert args.anneal_lr is False and args.gnn == "sage" and args.target_kl == 0.1
     assert args.wrap == ("hide:1", "z:skill:2")
@@ -29,14 +45,35 @@ def test_command_line():
     made = [ppo_graph.make_env(args, which) for which in (0, 3)]
     made += [ppo_graph.make_env(args, 1, max_size=9)]
     assert [env.unwrapped.max_size for env in made] == [4, 5, 9]
-    assert parsed("ppo_graph", []).env_kwargs == {}
-    tasks = parsed("ppo_graph", ["--env-kwargs", '[{"max_size": 3}, {}]']).env_kwargs
+    assert parse([]).env_kwargs == {}
+    tasks = parse(["--env-kwargs", '[{"max_size": 3}, {}]']).env_kwargs
     assert tasks == [{"max_size": 3}, {}]
     for wrong in (["--env-kwargs", "{max_size: 3}"], ["--gnn", "nope"], ["--num-iterations", "3"]):
         with pytest.raises(SystemExit):
-            parsed("ppo_graph", wrong)
-    with pytest.raises(ppo_graph.UsageError, match="--gnn gcn: make_conv knows no such layer"):
-        ppo_graph.make_conv("gcn", 8, None, "sum")
+            parse(wrong)
+
+
+def test_runs_as_a_command(tmp_path):
+    """With workers and a wrapper; the table is printed and in the run's folder."""
+    flags = "--env-id CartPole-v1 --wrap hide:1,3 z:skill:2 --total-timesteps 96 --num-envs 2 "
+    flags += "--num-steps 24 --num-workers 2 --hidden-dims 8 --eval-episodes 3 --no-cuda"
+    code, out, err = command(*flags.split(), cwd=tmp_path)
+    assert code == 0, err
+    assert set(os.listdir(tmp_path)) == {"runs"}
+    folder = run_folder(tmp_path / "runs")
+    assert folder.name.startswith("CartPole-v1-") and "__ppo_graph__1__" in folder.name
+    assert out.count(f"writes to {folder}\n") == 1
+    assert (folder / "eval.md").read_text().strip() in out
+    assert "| episode | group | length | return |" in out
+    assert len(list(folder.glob("checkpoint_*.ckpt"))) == 1  # at the end
+    assert any("episodic_return/z_" in name for name in train_events(tmp_path / "runs"))
+
+
+def test_every_choice_is_a_choice():
+    """No dead values: every --gnn builds another layer."""
+    options = typing.get_args(typing.get_type_hints(ppo_graph.Args)["gnn"])
+    layers = {type(ppo_graph.make_conv(kind, 8, 4, "sum")).__name__ for kind in options}
+    assert len(layers) == len(options)
 
 
 # ---- Logs ----
@@ -51,6 +88,39 @@ def test_names_in_the_log(tmp_path):
     ends = [step for step, _ in log["charts/episodic_return"]]
     assert ends == [15] * 3 + [30] * 3 + [45] * 3  # every episode, at the step at which it ended
     assert [value for _, value in log["charts/episodic_length"]] == [5] * 9
+
+
+class Grouped(gym.Env):
+    """Episodes of `length` steps; every other ends in group "b", else in "a"."""
+
+    observation_space, action_space = vector(1), spaces.Discrete(2)
+    eval_suites = {"two": [{"length": 2}, {"length": 3}], "none": []}
+
+    def __init__(self, length=4, reward=1.0):
+        self.length, self.reward, self.num = length, reward, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.t, self.num = 0, self.num + 1
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        ended = self.t == self.length
+        info = {"group": "ab"[self.num % 2], "eval": {"rule": 7}} if ended else {}
+        return np.zeros(1, np.float32), self.reward, ended, False, info
+
+
+gym.register("Grouped-v0", entry_point=Grouped)
+
+
+def test_groups_of_the_environment(tmp_path):
+    """Return and length are logged for all and per group; evaluation has groups, too."""
+    rows, log, *_ = run(tmp_path, env_id="Grouped-v0", num_envs=1, num_steps=24, eval_episodes=2)
+    assert [step for step, _ in log["charts/episodic_return"]] == list(range(4, 49, 4))
+    first = [step for step, _ in log["charts/episodic_return/a"]]
+    assert first == list(range(4, 49, 8))  # the very first was a mask's
+    assert log["charts/episodic_length/b"] == [(step, 4) for step in range(8, 49, 8)]
+    assert rows == [{"episode": i, "group": "a", "length": 4, "return": 4} for i in range(2)]
 
 
 def test_hyperparameters_are_logged(tmp_path):
@@ -80,6 +150,29 @@ def test_tracked_with_wandb(tmp_path, monkeypatch):
 
 
 # ---- Models and evaluation ----
+def test_model_goes_through_a_file(tmp_path):
+    """--load-model starts from exactly what --save-model wrote."""
+    first = run(tmp_path / "a", env_id="envs:BestOfSet-v0", save_model=True)
+    saved = torch.load(first.folder / "model.pt", weights_only=True)
+    assert saved["args"]["env_id"] == "envs:BestOfSet-v0" and saved["args"]["hidden_dims"] == (16,)
+    flags = dict(load_model=str(first.folder / "model.pt"), save_model=True, total_timesteps=0)
+    again = run(tmp_path / "b", env_id="envs:BestOfSet-v0", seed=9, **flags)
+    model = weights(again.folder)
+    assert list(model) == list(saved["model"])
+    assert all(torch.equal(model[name], saved["model"][name]) for name in model)
+    assert again.scalars == {} and not list(tmp_path.glob("*/*/*.tmp"))
+
+
+def test_evaluation_alone(tmp_path):
+    """A model is played with --total-timesteps 0, to the same returns."""
+    flags = {"env_id": "envs:PoissonGraph-v0", "eval_episodes": 5}
+    first = run(tmp_path / "a", save_model=True, **flags)
+    again = dict(load_model=str(first.folder / "model.pt"), total_timesteps=0, num_envs=1)
+    second = run(tmp_path / "b", **again, **flags)
+    assert first.rows == second.rows and len(first.rows) == 5
+    assert (first.folder / "eval.md").read_text() == (second.folder / "eval.md").read_text()
+    assert run(tmp_path / "c", total_timesteps=0, env_id="envs:PoissonGraph-v0").rows == []
+    assert not (run_folder(tmp_path / "c") / "eval.md").exists()
 
 
 def test_played_episodes(tmp_path):
@@ -100,3 +193,30 @@ def test_played_episodes(tmp_path):
     ends = lambda infos: [(info["episode"]["r"], info["episode"]["l"]) for info in infos]
     assert ends(greedy) == ends(again) and len(greedy) == 4
     assert all(ret == length for ret, length in ends(greedy + sampled))  # reward 1: legal actions
+
+
+def test_episodes_that_are_cut_off():
+    """After --eval-max-steps an episode is given with what it has by then, and marked."""
+    args = small_args(env_id="Grouped-v0", eval_max_steps=3, num_steps=2)
+    makers = [partial(ppo_graph.make_env, args, length=length) for length in (2, 3, 9)]
+    envs = ppo_graph.Envs(makers)
+    agent = ppo_graph.Agent(envs.leaves, envs.action_space, args)
+    infos = ppo_graph.play(agent, args, envs, True)
+    assert [info["episode"]["l"] for info in infos] == [2, 3, 3]
+    assert [info["episode"]["r"] for info in infos] == [2, 3, 3]
+    assert [info.get("cut", False) for info in infos] == [False, False, True]
+
+
+def test_suite(tmp_path, capsys):
+    """A row per instance, the greedy cost and the best of the samples."""
+    flags = dict(env_id="Grouped-v0", env_kwargs={"reward": 3.0}, total_timesteps=0)
+    flags |= dict(eval_suite="two", eval_samples=2)
+    rows, _, folder, text = run(tmp_path / "a", **flags)
+    assert [tuple(row.items()) for row in rows] == [
+        (("instance", name), ("greedy", cost), ("best of 2", cost), ("rule", 7))
+        for name, cost in (("2", -6), ("3", -9))
+    ]
+    assert (folder / "eval.md").read_text().strip() in text
+    with open(folder / "eval.csv") as file:
+        assert [float(row["greedy"]) for row in csv.DictReader(file)] == [-6, -9]
+    assert run(tmp_path / "b", **flags | {"eval_suite": "none"}).rows == []

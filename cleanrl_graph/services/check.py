@@ -638,12 +638,11 @@ def unreadable(script: ModuleType, space: gym.Space, get: Callable, path: str = 
             np.array(array)
         return None
     except Exception:  # of many kinds
-        if isinstance(space, (spaces.Dict, spaces.Tuple)):
-            for k, child in script.children_of(space):
-                name = f"{path}.{k}".removeprefix(".")
-                found = unreadable(script, child, lambda k=k: get()[k], name)
-                if found:
-                    return found
+        for k in fitting.keys_of(space):
+            name = f"{path}.{k}".removeprefix(".")
+            found = unreadable(script, space[k], lambda k=k: get()[k], name)
+            if found:
+                return found
         return script.leaves_of(space, path)[0].path
 
 

@@ -128,10 +128,11 @@ def load_weights(agent: torch.nn.Module, saved: dict, about: str) -> None:
 
 def without(space: gym.Space, names: Iterable[str], path: str = "") -> gym.Space:
     """The observation space without the keys that --critic-only names."""
-    if not names or not isinstance(space, (gym.spaces.Dict, gym.spaces.Tuple)):
+    keys = fitting.keys_of(space)
+    if not (names and keys):
         return space
     children = {}
-    for k in fitting.keys_of(space):
+    for k in keys:
         own = f"{path}.{k}".removeprefix(".")
         is_graph = isinstance(space[k], gym.spaces.Graph)
         if not {own, f"{own}.nodes" if is_graph else own} & set(names):
@@ -267,10 +268,12 @@ class Policy:
         self, observation: Any, reward: Any = 0.0, starts: bool | Iterable[bool] = False
     ) -> Any:
         observations = [observation] if self.num_envs is None else observation
-        N = len(observations)
         size = len(self.envs.envs)
-        if N > size or (N < size and hasattr(self.memory, "state")):
-            raise ValueError(f"{N} observations for a policy with num_envs={self.num_envs}")
+        is_list = type(observations) in (list, tuple, np.ndarray)
+        is_one = getattr(observations, "shape", 0) == self.observation_space.shape
+        N = len(observations) if is_list and not is_one else 0
+        if not 0 < N <= size or (N < size and hasattr(self.memory, "state")):
+            raise UsageError(f"num_envs={size}: give a list of {size} observations")
         if self.num_steps % self.args.num_steps == 0:
             self.memory.begin()
         self.num_steps += 1

@@ -9,7 +9,6 @@ import json
 import math
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -97,7 +96,6 @@ class Services:
     """What a script's Run gets, which is the class after this one."""
 
     script: ModuleType
-    warned = False
 
     def __init__(self, args: Any, stack: contextlib.ExitStack):
         """Finds the folder and the checkpoint to resume from, locks the folder, and notes signals
@@ -173,10 +171,10 @@ class Services:
         args = self.args
         rate = args.learning_rate * (1 - self.first / max(args.num_iterations, 1))
         before = self.saved["optimizer"]["param_groups"][0]["lr"]
-        if args.anneal_lr and rate > before and rank() == 0:
+        if args.anneal_lr and rate > before:
             more = f"which falls to 0 at --total-timesteps {args.total_timesteps}"
             rates = f"goes on at {rate:.3g}, {more}; its last one was {before:.3g}"
-            print(f"--resume: the learning rate {rates}", file=sys.stderr)
+            say(f"--resume: the learning rate {rates}")
 
     def track(self) -> None:
         """--track: Weights and Biases reads the TensorBoard log that is opened after this."""
@@ -232,19 +230,18 @@ class Services:
 
     def warn(self, mismatch: float) -> None:
         """Says once that collection and update do not compute the same policy."""
-        if mismatch <= 1e-4 or self.warned or rank() > 0:
+        if mismatch <= 1e-4:
             return
-        self.warned = True
         cause = (
             "a layer that was put in mixes the observations of a batch (batch norm; norms or "
             "attention over nodes whose forward does not take `batch`), or is random (dropout)"
         )
         if getattr(self.args, "bf16", False):
             cause = "--bf16 rounds, by sizes of batches"
-        print(
+        say(
             f"debug/collection_mismatch is {mismatch:.2g}: before the first step of the optimizer "
             f"the update's probabilities are not those of collection. Likely {cause}",
-            file=sys.stderr,
+            "collection_mismatch",
         )
 
     def end_update(self, iteration: int, step: tuple) -> None:
@@ -263,8 +260,8 @@ class Services:
             if is_due:
                 self.saved_at = time.monotonic()
         if stop:
-            if args.checkpoint_every and rank() == 0:
-                print(f"--resume {self.folder} goes on from here", file=sys.stderr)
+            if args.checkpoint_every:
+                say(f"--resume {self.folder} goes on from here")
             raise SystemExit(128 + stop)
 
     def save_model(self, agent: torch.nn.Module) -> None:

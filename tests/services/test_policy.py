@@ -116,8 +116,22 @@ def test_many_environments(tmp_path, name, flags):
     if name == "ppo_graph":
         assert len(policy(observations[:2])) == 2
     else:
-        with pytest.raises(ValueError, match="2 observations for a policy with num_envs=4"):
+        with pytest.raises(ValueError, match="^num_envs=4: give a list of 4 observations$"):
             policy(observations[:2])
+
+
+@pytest.mark.parametrize("kind", ["vector", "discrete", "graph", "mixed"])
+def test_one_observation_for_many_environments(tmp_path, kind):
+    """A list is asked for, also where the observation has as many entries as there are
+    environments; an array of observations is as good as a list."""
+    saved(tmp_path / "model.pt", "ppo_graph", env_kwargs=NAMED | {"observation": kind})
+    policy = load_policy(tmp_path / "model.pt", num_envs=4)
+    obs, _ = policy.make_env().reset(seed=1)
+    with pytest.raises(ValueError, match="^num_envs=4: give a list of 4 observations$"):
+        policy(obs)
+    assert len(policy([obs] * 4)) == 4
+    if kind == "vector":
+        assert same(policy(np.stack([obs] * 4)), policy((obs,) * 4))
 
 
 def test_sampled_actions(tmp_path):

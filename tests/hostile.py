@@ -470,9 +470,12 @@ fine("keys in another order", two, lambda env: OrderedDict(b=np.ones(2), a=count
 fine("a Tuple as a list", spaces.Tuple((PAIR, THREE)), lambda env: [counted(env), 1])
 fine("own classes of spaces", OwnDict(a=OwnBox(-1, 1, (2,)), b=OwnDiscrete(3)))
 fine("text space", spaces.Text(4), "ab", is_compared=False)
-wrong("a key is missing", two, dict(a=np.ones(2)), "b", "cannot be read: KeyError")
+of_two = ", the space is a Dict with a, b"
+wrong("a key is missing", two, {"a": np.ones(2)}, "b", f"KeyError 'b': it is a dict with a{of_two}")
+wrong("a graph for a Dict", two, lambda env: graph(), "a", f": it is a GraphInstance{of_two}")
 short = spaces.Tuple((PAIR, THREE))
-wrong("a Tuple too short", short, (np.ones(2),), "1", "cannot be read: IndexError")
+kinds = "it is a tuple with ndarray, the space is a Tuple with Box, Discrete"
+wrong("a Tuple too short", short, (np.ones(2),), "1", kinds)
 of_mask = spaces.Dict(action_mask=MultiBinary(2))
 for name, space in {
     "an empty Dict": spaces.Dict({}),
@@ -801,12 +804,16 @@ for name, change in {
     "nothing": lambda *values: None,
     "a generator": lambda *values: (value for value in values),
 }.items():
-    result(name, r"env 1, step 3, step: .* 5 values, not .*gym's old interface", change)
+    said = (
+        "step: return obs, reward, terminated, truncated, {}: 5 values, not [^;\\n]*; .*gym's old"
+    )
+    result(name, f"env 1, step 3, {said} interface", change)
 for name, first in {
     "only an observation": lambda obs: obs,
     "nothing": lambda obs: None,
 }.items():
-    said = "env 0, step 0, reset: .* 2 values, not .*gym's old interface"
+    shown = r"an array, dtype float32, shape \(2,\)|None"
+    said = f"env 0, step 0, reset: return obs, {{}}: 2 values, not ({shown}); .*gym's old interface"
     result(f"reset: {name}", said, first=first)
 result("reset: info None", first=lambda obs: (obs, None))
 mask_info = {"action_mask": np.array([0, 1, 0], np.int8)}

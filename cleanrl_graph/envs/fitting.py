@@ -22,6 +22,7 @@ from gymnasium import spaces
 NUM_WORDS = 1024  # numbers of a word, of which it has two: few words have both in common
 NUM_PLACES = 64  # in a text; words further behind share the last one
 WORD = spaces.MultiDiscrete([NUM_WORDS, NUM_WORDS, NUM_PLACES])
+MOST_NAMES = 12  # in a sentence
 MOST_OPTIONS = 64  # of an entry of an integer Box that becomes a choice
 UNBOUNDED = 2**30  # numbers of an entry that is not scaled
 ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
@@ -50,6 +51,33 @@ def name_of(space: gym.Space) -> str:
     if isinstance(space, spaces.Box):
         return f"Box({space.shape}, {space.dtype})"
     return type(space).__name__
+
+
+def shown(value: Any) -> str:
+    """What an environment returned, or a space, in a sentence: its kind, and its keys, kinds of
+    entries, or dtype and shape."""
+    if value is None:
+        return "None"
+    kind = type(value).__name__.removeprefix("nd")
+    text = f"{'an' if kind[0] in 'AEIOUaeiou' else 'a'} {kind}"
+    inside = []
+    if isinstance(value, Mapping):
+        inside = names_in(value)
+    elif type(value) in (tuple, list, spaces.Tuple):
+        inside = [type(each).__name__ for each in value]
+    elif isinstance(getattr(value, "shape", None), tuple):
+        return f"{text}, dtype {value.dtype}, shape {tuple(value.shape)}"
+    more = ", ..." * (len(inside) > MOST_NAMES)
+    return f"{text} with {', '.join(inside[:MOST_NAMES])}{more}" if inside else text
+
+
+def names_in(value: Mapping, path: str = "") -> list[str]:
+    """The paths of what is in a dict and in those inside of it, as leaves have them."""
+    names = []
+    for key, child in value.items():
+        own = f"{path}.{key}".removeprefix(".")
+        names += names_in(child, own) if isinstance(child, Mapping) else [own]
+    return names
 
 
 def keys_of(space: gym.Space) -> list:
@@ -83,6 +111,11 @@ def unread(
                 "Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple and Sequence of these are"
             )
             yield f"{about}: {name_of(space)} is not supported ({known})"
+
+
+def unlike(obs: Any, space: gym.Space) -> str:
+    """What an observation is, and what it should be, for the end of a sentence."""
+    return f"it is {shown(obs)}, the space is {shown(space)}{conversion(obs)}"
 
 
 def conversion(obs: Any) -> str:

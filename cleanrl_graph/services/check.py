@@ -43,6 +43,7 @@ RANGES = [
 ]
 LARGEST = 3e38  # a bit less than the largest float32, 3.4e38
 FLOAT32 = float(np.finfo(np.float32).max)
+RETURNED = {"reset": "obs, {}", "step": "obs, reward, terminated, truncated, {}"}
 OLD = (
     "an environment of gym's old interface needs shimmy, or the wrapper in cleanrl_graph/README.md"
 )
@@ -150,7 +151,7 @@ class Checked(gym.Wrapper):
         self.records = not env.has_wrapper_attr("episode_returns")
 
     def reset(self, **kwargs) -> tuple:
-        obs, info = self.call(2, "reset", **kwargs)
+        obs, info = self.call("reset", **kwargs)
         self.num_acted = None
         self.has_ended = False
         if self.records:
@@ -160,7 +161,7 @@ class Checked(gym.Wrapper):
 
     def step(self, action: Any) -> tuple:
         self.num_steps += 1
-        obs, reward, terminated, truncated, info = self.call(5, "step", action)
+        obs, reward, terminated, truncated, info = self.call("step", action)
         info = info or {}
         if not self.records and not self.env.has_wrapper_attr("episode_returns"):
             self.records = True  # the rewards inside are no numbers
@@ -189,7 +190,7 @@ class Checked(gym.Wrapper):
             info = self.last_info(info, terminated)
         return obs, reward, terminated, truncated, info
 
-    def call(self, length: int, method: str, *args, **kwargs) -> tuple:
+    def call(self, method: str, *args, **kwargs) -> tuple:
         """What `reset` or `step` returns."""
         if self.number is not None:
             Checked.latest = self
@@ -202,9 +203,11 @@ class Checked(gym.Wrapper):
                 doing += f" ({OLD})"
             doing += wrappers.wants_int(args, text_of(problem))
             raise explained(doing, problem) from None
+        needed = RETURNED[method]
+        length = len(needed.split())
         if not isinstance(result, tuple) or len(result) != length:
-            needed = f"gymnasium's environments return {length} values, not {str(result)[:200]}"
-            raise UsageError(f"{place()}, {method}: {needed}; {OLD}")
+            found = f"{length} values, not {fitting.shown(result)}"
+            raise UsageError(f"{place()}, {method}: return {needed}: {found}; {OLD}")
         return result
 
     def wrong_outcome(self, numbers: dict, info: Any) -> Iterator[str]:
@@ -505,9 +508,9 @@ class Checks:
             rows = super().read(obs)
         except Exception as problem:  # of many kinds
             path = unreadable(self.script, self.space, lambda: obs)
-            text = f"cannot be read: {type(problem).__name__} {problem} in {str(obs)[:100]}"
-            text += fitting.conversion(obs)
-            raise UsageError(f"{self.place(Checked.latest.number, path)}: {text}") from None
+            text = f"{type(problem).__name__} {problem}: {fitting.unlike(obs, self.space)}"
+            at = self.place(Checked.latest.number, path)
+            raise UsageError(f"{at}: cannot be read: {text}") from None
         rows = list(map(shaped, self.leaves, rows))
         if self.is_padded:
             self.cut_mask(rows)

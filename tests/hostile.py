@@ -547,7 +547,8 @@ fine("rows from a generator", ROWS, generated, is_compared=False)
 fine("rows as an array", ROWS, np.ones((3, 2)))
 fine("width 0 in a set", stacked(vector(0)), flags="--norm-obs")
 fine("a set of pictures", spaces.Sequence(spaces.Box(0, 255, (8, 8, 3), np.uint8)))
-wrong("an empty set as ()", SET, (), "obs", "shape (0,)")
+zeros = "shape ('rows', 2) is declared; no rows are np.zeros((0, 2), np.float32)"
+wrong("an empty set as ()", SET, (), "obs", zeros)
 wrong("rows too wide", ROWS, (np.ones(3),) * 2, "obs", "shape (2, 3) where dtype float32, shape")
 wrong("rows of several widths", ROWS, (np.ones(2), np.ones(3)), "obs", "cannot be read: ")
 wrong("None for rows", ROWS, lambda env: None, "obs", "cannot be read: ")
@@ -612,7 +613,7 @@ edge_mask = f"2 {rows_of}: for a mask of edges give --action-head edges"
 wrong("mask as long as the edges", ROWS_MASKED, rows_masked([1, 1]), "action_mask", edge_mask)
 for num in (0, 4):
     own = {"g": graph(num, empty), "action_mask": np.ones(num, np.int8)}
-    words = f"{num} rows to choose from, the action space has 3"
+    words = f"{num} rows to choose from, the action space has 3: give 1 to 3 rows, none only where"
     wrong(f"{num} nodes for 3 actions", ROWS_MASKED, own, "g.nodes", words)
 nothing = {"avail_actions": np.zeros((0, 2))}
 wrong("nothing to choose", options, nothing, "avail_actions", "0 rows to choose from")

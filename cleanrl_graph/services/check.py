@@ -665,6 +665,8 @@ def wrong_form(
                 needed = form(leaf.space.dtype, ("rows", *shape), leaf)
                 is_turned = leaf.is_links and array.ndim == 2 and len(array) == 2
                 advice = is_turned * "; transpose: rows are edges"
+                if own == (0,):
+                    advice = f"; no rows are np.zeros({(0, *shape)}, np.{leaf.space.dtype})"
                 yield leaf.path, f"{found} where {needed} is declared{advice}"
         if leaf.group == "":  # `read` made one row of each
             continue
@@ -726,7 +728,8 @@ def wrong_numbers(leaf: Any, counts: dict, parts: list[list], is_last: bool) -> 
         most = np.array([own[k].n for own in parts])[: len(num)]
         acts = counts[part.rows] > 0
         if (((num == 0) & acts & (not is_last)) | (num > most)).any():
-            yield f"{num[0]} rows to choose from, the action space has {most[0]}"
+            needed = f"give 1 to {most[0]} rows, none only where this step ends the episode"
+            yield f"{num[0]} rows to choose from, the action space has {most[0]}: {needed}"
 
 
 def out_of_range(leaf: Any, values: np.ndarray, counts: dict) -> np.ndarray:

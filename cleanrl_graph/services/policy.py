@@ -231,7 +231,10 @@ class Policy:
         self.num_steps = 0
         most = 0
         if env is None:
-            env = make_env(script, args)
+            try:
+                env = make_env(script, args)
+            except UsageError as problem:
+                raise UsageError(f"{problem} (or give load_policy an `env`)") from None
             own = Spaces(env)  # some environments have none after they are closed
             close(env)
             most = MOST  # rows to choose from: other entries of --env-kwargs may have more

@@ -282,8 +282,10 @@ class Services:
         path = self.folder / "model.pt"
         if path.exists():
             script = self.script.__file__
+            is_copy = Path(script).resolve().parent != Path(__file__).resolve().parents[1]
+            more = f", script={self.name}" * is_copy
             print(f"to play: python {script} --load-model {path} --total-timesteps 0")
-            print(f"in a program: cleanrl_graph.load_policy('{path}')")
+            print(f"in a program: cleanrl_graph.load_policy('{path}'{more})")
 
 
 def sizes(storage: Any) -> dict[str, float]:

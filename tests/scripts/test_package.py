@@ -116,11 +116,14 @@ def test_copied_and_changed(my_ppo):
     folder = run_folder(my_ppo / "runs")
     assert f"{my_ppo.name}" in str(folder) and "__my_ppo__" in folder.name
     assert max(folder.glob("*.ckpt")).stem == "checkpoint_000000000512"
-    program = "from cleanrl_graph import load_policy\npolicy = load_policy('MODEL')\n"
+    call = f"cleanrl_graph.load_policy('{folder / 'model.pt'}', script=my_ppo)"
+    assert done.stdout.endswith(f"in a program: {call}\n")
+    program = "import cleanrl_graph, my_ppo\npolicy = CALL\n"
     program += "env = policy.make_env()\nprint(policy.script.__name__, policy(env.reset()[0]))\n"
-    (my_ppo / "play.py").write_text(program.replace("MODEL", str(folder / "model.pt")))
-    done = python("play.py", cwd=my_ppo, path=[ROOT])
-    assert re.fullmatch(r"my_ppo \d\n", done.stdout), done.stderr
+    for own in (call, call.replace(", script=my_ppo", "")):
+        (my_ppo / "play.py").write_text(program.replace("CALL", own))
+        done = python("play.py", cwd=my_ppo, path=[ROOT])
+        assert re.fullmatch(r"my_ppo \d\n", done.stdout), done.stderr
 
 
 # ---- Modules of one's own ----

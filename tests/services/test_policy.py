@@ -160,6 +160,9 @@ def test_spaces_are_enough(tmp_path):
     words = "mine.pt: it was saved by my_ppo.py, which Python does not find"
     with pytest.raises(ImportError, match=words):
         load_policy(tmp_path / "mine.pt", env)
+    words = r"--env-id gone:Gone-v0 .*No module named 'gone'.* \(or give load_policy an `env`\)$"
+    with pytest.raises(ValueError, match=words):
+        load_policy(tmp_path / "gone.pt")
     mine = load_policy(tmp_path / "mine.pt", env, script=ppo_graph)
     for policy in (mine, load_policy(tmp_path / "gone.pt", env)):
         assert same(episode(policy, env, seed=10_001), played[0])

@@ -91,14 +91,6 @@ def entries(args: Any) -> list[dict]:
     return args.env_kwargs if isinstance(args.env_kwargs, list) else [args.env_kwargs]
 
 
-def guarded(doing: str, function: Callable, *args, **kwargs) -> Any:
-    """function(*args, **kwargs). An exception becomes a UsageError."""
-    try:
-        return function(*args, **kwargs)
-    except (Exception, SystemExit) as problem:
-        raise explained(doing, problem) from None
-
-
 def explained(doing: str, problem: BaseException) -> UsageError:
     """An exception as the frames of others' code, what was done, and what it says."""
     if isinstance(problem, UsageError):
@@ -278,7 +270,10 @@ def make_env(script: ModuleType, args: Any, i: int = 0, /, **more) -> gym.Env:
 def made(make: Callable, number: int, script: ModuleType, args: Any) -> Checked:
     """The environment, with masks as the script reads them; its number is that over all ranks."""
     Checked.latest = SimpleNamespace(number=number, num_steps=0)
-    env = guarded(f"env {number}", make)
+    try:
+        env = make()
+    except (Exception, SystemExit) as problem:
+        raise explained(f"env {number}", problem) from None
     masked = CanonicalMasks(env, script, args)
     if masked.forms:
         env = masked
@@ -319,7 +314,7 @@ def own_report(info: dict) -> dict:
         except Exception:  # of many kinds
             is_ours = False
         if not is_ours:
-            fitting.say(f"info['{name}'] is left out: it is no {name} but {type(value).__name__}")
+            say(f"info['{name}'] is left out: it is no {name} but {type(value).__name__}")
             info = dict(info)
             del info[name]
     return info
@@ -625,7 +620,7 @@ def shaped(leaf: Any, rows: np.ndarray) -> np.ndarray:
     if own == shape or rows.ndim == 0 or long_axes(own) != long_axes(shape):
         return rows
     if Checked.latest.number == 0:
-        fitting.say(f"leaf '{leaf.path}': shape {own} is read as {shape}, which is declared")
+        say(f"leaf '{leaf.path}': shape {own} is read as {shape}, which is declared")
     return rows.reshape(len(rows), *shape)
 
 

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_map_only
 
+from cleanrl_graph.envs.fitting import say
 from cleanrl_graph.services import trial
 from cleanrl_graph.services.check import close
 from cleanrl_graph.services.trial import noted, random_state, set_random_state
@@ -59,13 +60,13 @@ def find(args: Any, script: str, prefix: str) -> tuple[str, dict] | None:
     paths = candidates(args, prefix)
     if paths is None:
         absent = f"no checkpoint of {prefix}* in {args.run_dir}"
-        print(f"--resume auto: {absent}, starting anew", file=sys.stderr)
+        say(f"--resume auto: {absent}, starting anew")
         return None
     for path in paths:
         try:
             state = read(path)
         except Exception as error:  # of many kinds
-            print(f"--resume: {path} is left out: {type(error).__name__}: {error}", file=sys.stderr)
+            say(f"--resume: {path} is left out: {type(error).__name__}: {error}")
         else:
             compare(args, script, path, state)
             num_envs = state.get("num_envs", state["args"]["num_envs"])
@@ -133,7 +134,7 @@ def compare(args: Any, script: str, path: Path, state: dict) -> None:
             f"--resume {args.resume}: {path} is of a run with other flags: {texts}. {advice}"
         )
     for text in changed.values():
-        print(f"--resume: {text}", file=sys.stderr)
+        say(f"--resume: {text}")
 
 
 def share(args: Any, num_ranks: int, num_envs: int) -> None:
@@ -145,7 +146,7 @@ def share(args: Any, num_ranks: int, num_envs: int) -> None:
     if num_ranks != world_size():
         now = f"ranks x environments are {world_size()} x {args.num_envs}"
         then = f"they were {num_ranks} x {num_envs}"
-        print(f"--resume: {now}, {then}; all begin new episodes", file=sys.stderr)
+        say(f"--resume: {now}, {then}; all begin new episodes")
 
 
 # ---- The folder of a run ----
@@ -436,7 +437,7 @@ def restore(run: Any, failures: int) -> tuple:
         return envs.reset((seed + rank() * run.args.num_envs) % 2**32)
     mine = run.saved["ranks"][rank()]
     if not mine["envs"]:
-        print("--resume: the environments begin new episodes", file=sys.stderr)
+        say("--resume: the environments begin new episodes")
         step = envs.reset(seed % 2**32)
     else:
         if failures:

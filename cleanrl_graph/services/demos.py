@@ -40,6 +40,7 @@ import numpy as np
 from gymnasium import spaces
 from tqdm import tqdm
 
+from cleanrl_graph.envs.fitting import keys_of
 from cleanrl_graph.services import import_first
 from cleanrl_graph.services.check import entries
 from cleanrl_graph.services.process import whole
@@ -69,9 +70,9 @@ def action_columns(space: gym.Space, action: Any) -> list[float]:
         raise SystemExit(
             f"demonstrations of actions in {space}, whose number varies, cannot be recorded"
         )
-    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
+    keys = keys_of(space)
+    if not keys:
         return np.ravel(np.asarray(action) - getattr(space, "start", 0)).tolist()
-    keys = space if isinstance(space, spaces.Dict) else range(len(space))
     return sum([action_columns(space[k], action[k]) for k in keys], [])
 
 

@@ -199,7 +199,7 @@ def take_flags(args: Any) -> None:
             "Leave these flags out, they are taken from the file"
         )
     texts = [" ".join(flags) or "none" for flags in (taken, left)]
-    print(f"{about}: taken from the file: {texts[0]}; not taken: {texts[1]}", file=sys.stderr)
+    fitting.say(f"{about}: taken from the file: {texts[0]}; not taken: {texts[1]}")
 
 
 class Policy:

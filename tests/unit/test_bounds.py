@@ -257,7 +257,7 @@ def body_of(name):
 
 
 WORDS = (
-    r"\bservices?\(|\bguarded\b|cleanrl_graph\.|import_module|"
+    r"\bservices?\(|cleanrl_graph\.|import_module|"
     r"--(track|resume|load-model|num-workers|env-timeout|wrap|eval-suite|eval-samples|record)\b"
 )
 

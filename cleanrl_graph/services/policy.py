@@ -164,6 +164,12 @@ def given_flags(args: Any) -> set[str]:
     return given | {name for name, value in vars(args).items() if value != defaults[name]}
 
 
+def about_file(args: Any, saved: dict) -> str:
+    """What begins a line about the file of --load-model, which has the flags `saved`."""
+    other = f" was trained on {saved['env_id']}, not {args.env_id}"
+    return f"--load-model {args.load_model}{other * (saved['env_id'] != args.env_id)}"
+
+
 def take_flags(args: Any) -> None:
     """--load-model: the flags of network and memory become those of the file, and so do
     environment, its kwargs and wrappers, unless they are given. Prints which, and which others of
@@ -192,7 +198,7 @@ def take_flags(args: Any) -> None:
             wrong.append(f"{flag(name, own)}, it has {value}")
         elif name not in names and name not in OF_A_RUN:
             left.append(flag(name, value))
-    about = f"--load-model {args.load_model}"
+    about = about_file(args, saved)
     if wrong:
         raise UsageError(
             f"{about}: the file is of another network: {'; '.join(wrong)}. "

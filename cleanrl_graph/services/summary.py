@@ -109,13 +109,13 @@ def doubts(parts: list, leaves: list) -> Iterator[str]:
             return
         has_list |= part.k == 1 and part.n > 0
         if part.mask and len(parts) == 1:
-            mask = f", and {part.mask} has {part.n} entries whatever their number is"
+            mask = f", and {part.mask} has {part.n} entries whatever the number of rows is"
     if not groups or not has_list:
         return
     first = groups[0]
     head = "nodes" * (len(set(groups)) == 1) or first
-    kind = "node" * first.endswith(".nodes") or "row"
+    name = "entry " * first[0].isdecimal() + first  # of a Tuple
     yield (
-        f"warning: --action-head {head} chooses a {kind}; {first} are only pooled here{mask} "
-        "(--action-head flat says that it is meant)"
+        f"warning: the action is one of a fixed list{mask}; if it should be a row of '{name}', "
+        f"give --action-head {head}; if not, --action-head flat says so"
     )

@@ -304,7 +304,7 @@ def test_evaluation_alone_takes_the_flags_of_the_file(tmp_path, monkeypatch, cap
     assert kept(tmp_path / "c")["args"]["env_kwargs"] == larger
 
 
-def test_flags_that_make_another_network(tmp_path, monkeypatch):
+def test_flags_that_make_another_network(tmp_path, monkeypatch, capsys):
     """A flag that is given, in a program or on the command line, and differs from the file's is
     named. What does not change the weights is free, and so is everything about the training."""
     path = tmp_path / "model.pt"
@@ -321,6 +321,8 @@ def test_flags_that_make_another_network(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=words):
         taken(gnn_dim=16, dim=32)
     found = taken(memory_length=7, learning_rate=1.0, env_id="CartPole-v1")
+    line = "model.pt was trained on Random-v0, not CartPole-v1: taken from the file: "
+    assert line in capsys.readouterr().err
     assert found == [7, 8, "CartPole-v1", {}] and taken() == [64, 8, "Random-v0", NAMED]
     monkeypatch.setattr(sys, "argv", ["ppo.py", "--exp-name", "gnn_dim"])  # a value is no flag
     taken()
@@ -330,7 +332,9 @@ def test_flags_that_make_another_network(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match=words):
             taken()
     monkeypatch.setattr(sys, "argv", ["ppo.py"])
-    words = "load-model .*it is of ppo_gtrxl.py and Random-v0, its weights do not"
+    words = (
+        "--load-model .*/model.pt was trained on Random-v0, not CartPole-v1: it is of ppo_gtrxl.py "
+    )
     with pytest.raises((SystemExit, ValueError), match=words):
         run(tmp_path / "runs", load_model=str(path), env_id="CartPole-v1", num_envs=1)
 

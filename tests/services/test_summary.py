@@ -147,18 +147,22 @@ def test_bounds_of_numbers(text, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "observation, warning",
     [
-        ("graph", "--action-head nodes chooses a node; obs.nodes are only"),
-        ("set", "--action-head nodes chooses a row; obs are only"),
-        ("mixed", "--action-head map.nodes chooses a node; map.nodes"),
+        ("graph", "a row of 'obs.nodes', give --action-head nodes;"),
+        ("set", "a row of 'obs', give --action-head nodes;"),
+        ("mixed", "a row of 'map.nodes', give --action-head map.nodes;"),
+        ("sets", "a row of 'entry 0', give --action-head 0;"),
     ],
 )
-def test_rows_beside_a_fixed_list(observation, warning, tmp_path):
+def test_rows_beside_a_fixed_list(observation, warning, tmp_path, monkeypatch):
     """The warning names the flag, which is as it says; `flat` silences it."""
+    sets = spaces.Tuple([helpers.OBSERVATIONS["set"]] * 2)
+    monkeypatch.setitem(helpers.OBSERVATIONS, "sets", sets)
+    warning = f"warning: the action is one of a fixed list; if it should be {warning} if not, "
     flags = dict(env_id=RANDOM, env_kwargs={"observation": observation})
     lines = said(tmp_path / "a", **flags)
     (line,) = [line for line in lines if line.startswith("warning: ")]
     assert warning in line and "entries" not in line and len(lines) <= 8
-    head = line.split("--action-head ")[1].split()[0]
+    head = line.split("--action-head ")[1].partition(";")[0]
     assert not any("warning" in line for line in said(tmp_path / "b", action_head="flat", **flags))
     (part,) = make_envs([lambda: helpers.RandomEnv(observation)], action_head=head).parts[0]
     assert part.group in line
@@ -177,7 +181,7 @@ def test_words_are_no_rows_to_choose(tmp_path):
 def test_padded_mask_is_named(tmp_path):
     """A mask of 6 entries beside a graph of at most 5 nodes, whose padding must be zero."""
     text = "\n".join(said(tmp_path / "a", env_id=PADDED))
-    assert "action_mask has 6 entries whatever their number is" in text
+    assert "action_mask has 6 entries whatever the number of rows is" in text
     text = "\n".join(said(tmp_path / "b", env_id=PADDED, action_head="nodes"))
     assert CHOICE in text and "warning" not in text
     words = "env 0, step 0, leaf 'action_mask': option 5 is allowed, th"

@@ -82,7 +82,7 @@ def run(script: ModuleType, args: Any, save_model: bool = True, **more) -> list[
         agent = script.train(args, run, envs)
         if rank() > 0:
             return []
-        if args.save_model:
+        if args.save_model and args.total_timesteps:
             run.save_model(agent)
         run.bar.close()
         run.signals.append(0)  # as if one had come: the next one ends the process at once

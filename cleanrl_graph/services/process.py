@@ -63,10 +63,10 @@ class Log:
 
 
 def bar(kind: type, **kwargs) -> Any:
-    """A bar of a `kind` such as tqdm, or lines of a Log."""
+    """A bar of a `kind` such as tqdm, or lines of a Log; none where there is nothing to do."""
     if not sys.stderr.isatty():
         kwargs["file"] = Log()
-    return kind(**kwargs)
+    return kind(disable=kwargs["total"] == 0, **kwargs)
 
 
 @contextlib.contextmanager

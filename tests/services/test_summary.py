@@ -54,7 +54,7 @@ def said(folder, script=ppo_graph, **flags):
             args = small_args(script, run_dir=str(folder), total_timesteps=0, **flags)
             services.run(script, args)
     lines = (err.getvalue() + out.getvalue()).replace("\r", "\n").split("\n")
-    return [line for line in lines if line.strip() and "it/s" not in line]
+    return [line for line in lines if line.strip()]
 
 
 CHOICE = "choice of a row of graph.nodes, masked by action_mask [nodes] int8"

@@ -288,7 +288,7 @@ def test_models_of_both_scripts(tmp_path):
     flags = TASKS["job_shop"] | dict(eval_episodes=3)
     first = run(tmp_path / "a", script, save_model=True, **NONE | flags)
     assert not [name for name in weights(first.folder) if "_orig_mod" in name]
-    more = dict(load_model=str(first.folder / "model.pt"), total_timesteps=0, save_model=True)
+    more = dict(load_model=str(first.folder / "model.pt"), learning_rate=0.0, save_model=True)
     second = run(tmp_path / "b", **flags | more)
     more["load_model"] = str(second.folder / "model.pt")
     third = run(tmp_path / "c", script, **NONE | flags | more)

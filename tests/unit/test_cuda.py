@@ -108,7 +108,7 @@ def test_a_model_moves_between_devices(tmp_path):
     """A model saved on the device is loaded on the CPU."""
     env = {"env_id": "envs:BestOfSet-v0"}
     first = run(tmp_path / "a", cuda=True, save_model=True, **env).folder
-    more = dict(load_model=str(first / "model.pt"), save_model=True, total_timesteps=0)
+    more = dict(load_model=str(first / "model.pt"), save_model=True, learning_rate=0.0)
     second = run(tmp_path / "b", **env | more).folder
     saved = torch.load(first / "model.pt", weights_only=True, map_location="cpu")["model"]
     assert all(torch.equal(saved[name], value) for name, value in weights(second).items())

@@ -49,6 +49,8 @@ OLD = (
 )
 MOST = 10_000_000  # categories: a network has a row of weights for each
 DISCRETE = (spaces.Discrete, spaces.MultiDiscrete)
+# Files whose frames of a traceback are left out
+OURS = (__file__, wrappers.__file__, fitting.__file__, gym.envs.registration.__file__)
 MASKED = "no action is allowed, which counts as if all were"
 
 
@@ -107,18 +109,19 @@ def text_of(problem: BaseException) -> str:
         return kind
 
 
-def frames(problem: BaseException) -> str:
-    """The traceback below the frames of this file, of a script's make_env and of --wrap; none of
-    errors that say enough."""
-    if isinstance(problem, (gym.error.Error, OSError, ModuleNotFoundError)):
+def frames(problem: BaseException | None) -> str:
+    """The traceback below the frames of OURS and of a script's make_env; none of errors that say
+    enough, or where there is no other frame. What gymnasium says again has that of its cause."""
+    if problem is None or isinstance(problem, (gym.error.Error, OSError, ModuleNotFoundError)):
         return ""
     trace = problem.__traceback__
     while trace:
         code = trace.tb_frame.f_code
-        is_ours = code.co_filename in (__file__, wrappers.__file__, fitting.__file__)
-        if not is_ours and code.co_name != "make_env":
+        if code.co_filename not in OURS and code.co_name != "make_env":
             break
         trace = trace.tb_next
+    if not trace:
+        return frames(problem.__cause__)
     return "".join(traceback.format_exception(type(problem), problem, trace))
 
 

@@ -261,7 +261,9 @@ OF_AGENTS = (
 )
 OF_AGENTS += f"--wrap {OURS}:MeanReward takes the mean"
 OLD = r"reset.* \(an environment of gym's old interface needs .*argument 'seed'"
-NEEDS = r"""\(give --env-kwargs '{"n_nodes": ...}'\)"""
+NEEDS = r"""^--env-id Needy-v. \(give --env-kwargs '{"n_nodes": ...}'\): TypeError: [^\n]*$"""
+NOPE = r"^--env-id Simple-v0 \(its arguments are --env-kwargs\): TypeError: [^\n]*$"
+IN_FRAMES = r"^Traceback (?!.*Traceback).*in __init__\n.*env-kwargs\): TypeError: '>' not supported"
 TOO_FEW = r"Needy-v0 \(its arguments are --env-kwargs\): AssertionError: too few"
 
 
@@ -271,10 +273,11 @@ TOO_FEW = r"Needy-v0 \(its arguments are --env-kwargs\): AssertionError: too few
         ("Team-v0", {}, OF_AGENTS),
         ("NoSeed-v0", {}, OLD),
         ("Strict-v0", {}, rf"\(where Python's int is needed: --wrap {OURS}:PythonInts\)"),
-        ("Simple-v0", {"nope": 1}, "keyword argument 'nope'|takes no arguments"),
+        ("Simple-v0", {"nope": 1}, NOPE),
         ("Needy-v0", {"size": 1}, NEEDS),
         ("Needy-v0", {"n_nodes": 1}, '"size": '),
         ("Needy-v0", {"n_nodes": -1, "size": 1}, TOO_FEW),  # which it has, and refuses
+        ("Needy-v0", {"n_nodes": "a", "size": 1}, IN_FRAMES),
         ("Needy-v1", {}, NEEDS),
     ],
 )

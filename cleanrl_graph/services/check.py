@@ -10,7 +10,6 @@ import math
 import os
 import pickle
 import re
-import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -78,14 +77,12 @@ def wrong_flags(args: Any) -> Iterator[str]:
         yield f"--gnn-dim {args.gnn_dim}: the 4 heads of --gnn {args.gnn} need a multiple of 4"
     if not entries(args) or not all(isinstance(entry, dict) for entry in entries(args)):
         yield f"--env-kwargs {args.env_kwargs}: an object, or a list of at least one, is needed"
-    batch_size = args.num_envs * args.num_steps
-    if args.num_minibatches > batch_size:
-        parts = f"the {batch_size} steps of a rollout"
-        yield f"--num-minibatches {args.num_minibatches} exceeds {parts}"
-    num_steps = batch_size * int(os.environ.get("WORLD_SIZE", 1))
-    if 0 < args.total_timesteps < num_steps:
-        rollout = f"a rollout of {num_steps} steps"
-        yield f"--total-timesteps {args.total_timesteps} is less than {rollout}"
+    rollout = args.num_envs * args.num_steps
+    if args.num_minibatches > rollout:
+        yield f"--num-minibatches {args.num_minibatches} exceeds the {rollout} steps of a rollout"
+    steps = rollout * int(os.environ.get("WORLD_SIZE", 1))
+    if 0 < args.total_timesteps < steps:
+        yield f"--total-timesteps {args.total_timesteps} is less than a rollout of {steps} steps"
 
 
 def entries(args: Any) -> list[dict]:
@@ -201,8 +198,10 @@ class Checked(gym.Wrapper):
         needed = RETURNED[method]
         length = len(needed.split())
         if not isinstance(result, tuple) or len(result) != length:
-            found = f"{length} values, not {fitting.shown(result)}"
-            raise UsageError(f"{place()}, {method}: return {needed}: {found}; {OLD}")
+            raise UsageError(
+                f"{place()}, {method}: return {needed}: {length} values, not "
+                f"{fitting.shown(result)}; {OLD}"
+            )
         return result
 
     def wrong_outcome(self, numbers: dict, info: Any) -> Iterator[str]:
@@ -300,7 +299,7 @@ def close(env: gym.Env) -> None:
     try:
         env.close()
     except (Exception, SystemExit) as problem:  # of many kinds
-        print(f"close() of {env}: {text_of(problem)}", file=sys.stderr)
+        say(f"close() of {env}: {text_of(problem)}")
 
 
 def own_report(info: dict) -> dict:

@@ -40,8 +40,9 @@ def suite_entries(make: Callable[..., gym.Env], args: Any) -> list[dict]:
     suites = getattr(env.unwrapped, "eval_suites", {})
     close(env)
     if args.eval_suite not in suites:
-        known = f"{args.env_id} has the suites {sorted(suites)}"
-        raise SystemExit(f"--eval-suite {args.eval_suite}: {known}")
+        raise SystemExit(
+            f"--eval-suite {args.eval_suite}: {args.env_id} has the suites {sorted(suites)}"
+        )
     return suites[args.eval_suite]
 
 

@@ -15,7 +15,6 @@ from cleanrl_graph.envs.graph_explore import (
     PREVIOUS,
     TIME,
     VISITED,
-    Explorer,
     geometric_graph,
     hops_from,
     play_episode,
@@ -292,46 +291,3 @@ def test_share_of_the_graph_that_is_seen():
         play_episode(env, "depth first", seed)
         shares.append((env.place[sorted(env.visited)] >= 0).any(0).mean())
     assert 0.2 < np.mean(shares) < 0.27
-
-
-@pytest.mark.parametrize("kwargs", ENVS)
-def test_seed_fixes_everything(kwargs):
-    used, fresh = make(**kwargs), make(**kwargs)
-    trace(used, used.reset(seed=1)[0], 37)
-    first = trace(used, used.reset(seed=7)[0], 200)
-    assert first == trace(fresh, fresh.reset(seed=7)[0], 200)
-    assert first != trace(fresh, fresh.reset(seed=8)[0], 200)
-
-
-@pytest.mark.parametrize("task", ["visit", "find"])
-def test_picture(task):
-    env = make(task=task, render_mode="rgb_array")
-    assert env.render() is None
-    observation, _ = env.reset(seed=0)
-    policy = Explorer("depth first", np.random.default_rng(0))
-    first = env.render()
-    for _ in range(5):
-        observation, *_ = env.step(policy(observation))
-    image = env.render()
-    assert image.shape == (400, 400, 3) and image.dtype == np.uint8 and (image != first).any()
-    assert make(task=task).render() is None
-
-
-@pytest.mark.filterwarnings("ignore:.*not in the possible render_modes")
-@pytest.mark.parametrize(
-    "kwargs, words",
-    [
-        ({"task": "return"}, "task is 'return'"),
-        ({"render_mode": "ansi"}, "render_mode is 'ansi'"),
-        ({"num_nodes": (2, 5)}, "num_nodes"),
-        ({"num_nodes": (50, 5)}, "smaller one first"),
-        ({"radius_degree": -1}, "radius_degree -1"),
-        ({"episode_length": 0}, "episode_length 0"),
-        ({"task": "find", "num_colours": 1}, "num_colours 1"),
-        ({"task": "find", "num_nodes": (4, 9), "num_colours": 4}, "num_colours 4"),
-        ({"task": "find", "distance": (0, 4)}, "distance"),
-    ],
-)
-def test_bad_arguments_say_what_is_wrong(kwargs, words):
-    with pytest.raises(ValueError, match=words):
-        make(**kwargs)

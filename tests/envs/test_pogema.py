@@ -2,7 +2,6 @@
 views, links, rewards and rules."""
 
 import hashlib
-import pickle
 import warnings
 from collections import deque
 
@@ -109,19 +108,6 @@ def test_costs_are_kept(monkeypatch):
         assert (grid.costs[rows] == cost_to_go(grid.is_free, grid.width, goals)).all()
     assert calls == [2, 2, 3]
     assert len(grid.costs) == 3
-
-
-def test_pickle():
-    """An environment that was pickled goes on as the other one, without the costs of its map."""
-    env = PogemaEnv(num_robots=20)
-    env.reset(seed=1)
-    data = pickle.dumps(env)
-    assert len(data) < 60_000
-    copy = pickle.loads(data)
-    for _ in range(60):
-        action = pogema.shortest(env)
-        observed = env.step(action)[0]["graph"].nodes
-        assert (observed == copy.step(action)[0]["graph"].nodes).all()
 
 
 # ---- Moves ----
@@ -302,20 +288,6 @@ def test_drawn_tasks():
     assert (observed[0] == observed[1]).all()
 
 
-def test_errors():
-    for kwargs, words in (
-        ({"map": "maze"}, "map must be one of"),
-        ({"map": "..\n.\n"}, "the same length"),
-        ({"map": "@#$\n"}, "a way from each start"),
-        ({"task": "one"}, "task must be one of"),
-        ({"num_robots": [3, 2]}, "num_robots must be"),
-        ({"num_robots": 400, "map_seed": 1}, "no room for 400 robots"),
-        ({"map": CORRIDOR, "num_robots": 5}, "no room for 5 robots"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            PogemaEnv(**kwargs).reset(seed=0)
-
-
 # ---- Rules and pictures ----
 def test_rules():
     """Alone a robot is at its goal after as many steps as there are; the order of the rules."""
@@ -326,14 +298,3 @@ def test_rules():
         assert pogema.play(env, pogema.shortest, seed)["length"] == steps
     scores = pogema.reference_scores("random_32", 1)
     assert scores["random"] < scores["shortest"] < scores["dodge"]
-
-
-def test_picture():
-    env = gym.make("cleanrl_graph.envs:Pogema-v0", render_mode="rgb_array").unwrapped
-    assert isinstance(env, PogemaEnv)
-    assert env.render() is None
-    env.reset(seed=1)
-    picture = env.render()
-    assert picture.dtype == np.uint8 and max(picture.shape) <= 320
-    env.step(pogema.shortest(env))
-    assert (env.render() != picture).any()

@@ -441,13 +441,3 @@ def test_steps_of_a_crowd_that_does_not_arrive(monkeypatch):
 
     monkeypatch.setattr(crowd, "random", random)
     assert np.isnan(crowd.reference_scores(1)["random"][2])
-
-
-def test_crowd_is_drawn():
-    env = gym.make("cleanrl_graph.envs:Crowd-v0", render_mode="rgb_array").unwrapped
-    assert env.render() is None
-    env.reset(seed=1)
-    image = env.render()
-    assert image.shape == (400, 400, 3) and len(np.unique(image.reshape(-1, 3), axis=0)) >= 4
-    with pytest.raises(ValueError, match="render_mode must be one of"):
-        gym.make("cleanrl_graph.envs:Crowd-v0", render_mode="ansi")

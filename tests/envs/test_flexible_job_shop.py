@@ -2,13 +2,9 @@
 benchmark data."""
 
 import hashlib
-import pickle
 
-import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium import spaces
-from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +16,6 @@ from cleanrl_graph.envs.flexible_job_shop import (
     NODE_FEATURES,
     RULES,
     FlexibleJobShopEnv,
-    dispatch_rule,
     load_instance,
     play_rule,
     suite_makespans,
@@ -91,17 +86,6 @@ def shop_of(env, dispatch=None):
 
 def sample_action(observation, rng):
     return int(rng.choice(np.flatnonzero(observation["action_mask"])))
-
-
-def play_random(env, seed):
-    """Plays one episode; returns the sum of rewards and the last info."""
-    observation, _ = env.reset(seed=seed)
-    rng, total, terminated = np.random.default_rng(seed), 0.0, False
-    while not terminated:
-        observation, reward, terminated, truncated, info = env.step(sample_action(observation, rng))
-        assert not truncated and reward <= 1e-12
-        total += reward
-    return total, info
 
 
 def check_graph(env, observation):
@@ -275,15 +259,6 @@ def test_feature_values_by_hand():
     assert observation["action_mask"].tolist() == [1, 1, 0, 0, 1] + [0] * 7
 
 
-@pytest.mark.parametrize("dispatch", ["active", "nondelay"])
-def test_return_is_relative_to_the_first_bound(dispatch):
-    env = FlexibleJobShopEnv(jobs=(3, 8), machines=(3, 6), dispatch=dispatch)
-    for seed in range(5):
-        total, info = play_random(env, seed)
-        cost, bound = info["eval"]["cost"], info["eval"]["lower_bound"]
-        assert total == pytest.approx((bound - cost) / bound, abs=1e-9)
-
-
 def test_benchmark_instances():
     names = [kwargs["instance"] for suite in SUITES.values() for kwargs in suite]
     assert len(set(names)) == len(names) == 730
@@ -330,16 +305,6 @@ def test_rules_match_published_makespans():
     assert found["MWKR"] < found["MOPNR"] < found["FIFO"] < found["EFT"]
 
 
-@pytest.mark.parametrize("rule", RULES[:-1])
-def test_dispatch_rule_plays_the_same_schedule(rule):
-    env = FlexibleJobShopEnv(instance="mk02")
-    observation, _ = env.reset(seed=0)
-    policy, terminated = getattr(flexible_job_shop, rule.lower()), False
-    while not terminated:
-        observation, _, terminated, _, info = env.step(policy(env, observation, None))
-    assert info["eval"]["cost"] == info["eval"][rule] and info["eval"]["best_known"] == 26
-
-
 def test_random_instances_are_those_of_sd1():
     """Number of operations, machines, and times as Song et al. draw them: the means are those of
     their test sets."""
@@ -370,121 +335,6 @@ def test_sizes_and_kinds_of_random_instances():
         assert (np.where(eligible, env.times, largest) == largest).all()  # one time on all machines
     assert np.min(sizes, 0).tolist() == [3, 2] and np.max(sizes, 0).tolist() == [9, 6]
     assert min(options) == 1 and max(options) > 3
-
-
-def same_observation(a, b):
-    pairs = [*zip(a["graph"], b["graph"]), (a["action_mask"], b["action_mask"])]
-    return all((x == y).all() for x, y in pairs)
-
-
-def test_seed_determines_the_episode():
-    a, b = FlexibleJobShopEnv(), FlexibleJobShopEnv()
-    assert same_observation(a.reset(seed=7)[0], b.reset(seed=7)[0])
-    assert same_observation(a.reset()[0], b.reset()[0])
-    a.reset(seed=8), b.reset(seed=9)
-    assert a.times.shape != b.times.shape or (a.times != b.times).any()
-
-
-def test_pickle_goes_on_bitwise():
-    env, rng = FlexibleJobShopEnv(jobs=5, machines=4), np.random.default_rng(0)
-    observation, _ = env.reset(seed=0)
-    for _ in range(8):
-        observation = env.step(sample_action(observation, rng))[0]
-    copy, terminated = pickle.loads(pickle.dumps(env)), False
-    while not terminated:
-        action = sample_action(observation, rng)
-        observation, reward, terminated, _, _ = env.step(action)
-        other, other_reward, *_ = copy.step(action)
-        assert same_observation(observation, other) and reward == other_reward
-    assert same_observation(env.reset()[0], copy.reset()[0])
-
-
-class FirstActions(spaces.Discrete):
-    """What check_env samples, which steps only after a reset: actions that are legal then."""
-
-    def sample(self, *args, **kwargs):
-        return self.np_random.choice(self.legal)
-
-
-@pytest.mark.filterwarnings("ignore:.*")
-def test_gymnasium_checker():
-    name = "cleanrl_graph.envs:FlexibleJobShop-v0"
-    env = gym.make(name, disable_env_checker=True, instance="mk01").unwrapped
-    env.action_space = FirstActions(env.action_space.n)
-    env.action_space.legal = np.flatnonzero(env.reset(seed=0)[0]["action_mask"])
-    check_env(env, skip_render_check=True)
-
-
-def test_observation_is_in_the_space():
-    env, rng = FlexibleJobShopEnv(jobs=(2, 5), machines=(2, 4), window=3), np.random.default_rng(0)
-    observation, _ = env.reset(seed=0)
-    terminated = False
-    while not terminated:
-        assert observation in env.observation_space
-        action = sample_action(observation, rng)
-        assert action in env.action_space and len(observation["action_mask"]) <= env.action_space.n
-        observation, _, terminated, _, _ = env.step(action)
-    assert observation in env.observation_space
-
-
-def test_render():
-    env = FlexibleJobShopEnv(instance="mk01", render_mode="rgb_array")
-    assert env.render() is None
-    play_random(env, 0)
-    image = env.render()
-    assert image.dtype == np.uint8 and image.shape == (6 * 24 + 4, 808, 3)
-    assert len(np.unique(image.reshape(-1, 3), axis=0)) >= 10 + 3  # jobs, white, lines, borders
-    busy = (image[4 + 24 * np.arange(6) + 10] != 255).any(axis=2).mean()
-    assert 0.2 < busy < 1
-
-
-def shop(times, operations):
-    return {"instance": {"times": times, "operations": operations}}
-
-
-@pytest.mark.parametrize(
-    "kwargs, message",
-    [
-        ({"instance": "mk99"}, "Unknown flexible job-shop instance 'mk99'"),
-        ({"instance": {"times": [[1, 2]]}}, "'times' and 'operations'"),
-        (shop([[1, 2]], [2]), "number of operations of each job"),
-        (shop([[1, 2], [1, 1]], [2, 0]), "number of operations of each job"),
-        (shop([1, 2], [2]), "number of operations of each job"),
-        (shop([[1, 2], [0, 0]], [2]), "Operation 1 has no machine"),
-        (shop([[1, 2.5]], [1]), "whole processing times"),
-        (shop([[1, -2]], [1]), "whole processing times"),
-        ({"jobs": (5, 3)}, "jobs must be"),
-        ({"machines": 0}, "machines must be"),
-        ({"operations": (0, 3)}, "operations must be"),
-        ({"durations": (0, 9)}, "durations must be"),
-        ({"deviation": 1.5}, "deviation must be"),
-        ({"flexibility": (0.5, 0.2)}, "flexibility must be"),
-        ({"window": 0}, "window must be"),
-        ({"dispatch": "fifo"}, "dispatch must be one of"),
-        ({"reward_unit": "hours"}, "reward_unit must be one of"),
-        ({"render_mode": "human"}, "render_mode must be one of"),
-    ],
-)
-def test_wrong_arguments(kwargs, message):
-    with pytest.raises(ValueError, match=message):
-        FlexibleJobShopEnv(**kwargs)
-
-
-def test_wrong_actions():
-    env = FlexibleJobShopEnv(jobs=4, machines=4)
-    with pytest.raises(ValueError, match="call reset"):
-        env.step(0)
-    observation, _ = env.reset(seed=0)
-    masked = int(np.flatnonzero(observation["action_mask"] == 0)[0])
-    for action in (masked, -1, len(observation["action_mask"])):
-        with pytest.raises(ValueError, match=f"Action {action} is not legal"):
-            env.step(action)
-    play_random(env, 0)
-    with pytest.raises(ValueError, match="call reset"):
-        env.step(0)
-    with pytest.raises(ValueError, match="Unknown dispatching rule"):
-        env.reset(seed=0)
-        dispatch_rule(env, "LIFO")
 
 
 @pytest.mark.slow

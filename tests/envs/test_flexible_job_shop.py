@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cleanrl_graph import ppo_graph, services
 from cleanrl_graph.envs import flexible_job_shop
 from cleanrl_graph.envs.flexible_job_shop import (
     EDGE_FEATURES,
@@ -335,23 +334,3 @@ def test_sizes_and_kinds_of_random_instances():
         assert (np.where(eligible, env.times, largest) == largest).all()  # one time on all machines
     assert np.min(sizes, 0).tolist() == [3, 2] and np.max(sizes, 0).tolist() == [9, 6]
     assert min(options) == 1 and max(options) > 3
-
-
-@pytest.mark.slow
-def test_a_policy_learns_to_schedule(tmp_path):
-    """Edges as actions: after 7,680 decisions the policy is better than a rule on the same 50
-    random instances."""
-    kwargs = {"jobs": [4, 6], "machines": 3}
-    flags = dict(env_id="envs:FlexibleJobShop-v0", env_kwargs=kwargs, action_head="edges")
-    flags |= dict(num_envs=16, num_steps=48, total_timesteps=7_680, learning_rate=2e-3)
-    flags |= dict(update_epochs=3, gamma=1.0, gae_lambda=0.98, gnn_dim=32, gnn_layers=2)
-    flags |= dict(hidden_dims=(64,), eval_episodes=50, cuda=False, run_dir=str(tmp_path))
-    args = ppo_graph.Args(**flags)
-    rows = services.run(ppo_graph, args, checkpoint_every=0)
-    found = np.mean([row["return"] for row in rows])
-    env, returns = FlexibleJobShopEnv(**kwargs), {rule: [] for rule in ("MWKR", "random")}
-    for i in range(50):
-        env.reset(seed=args.seed + 10_000 + i)
-        for rule, values in returns.items():
-            values.append(1 - play_rule(env.times, env.operations_of, rule) / env.first_bound)
-    assert found > np.mean(returns["MWKR"]) > np.mean(returns["random"])

@@ -28,7 +28,7 @@ from helpers import (
 )
 
 from cleanrl_graph import envs as ours  # noqa: F401
-from cleanrl_graph import ppo_graph, ppo_graph_aux, ppo_graph_compile, ppo_lstm_sparse
+from cleanrl_graph import ppo_graph, ppo_graph_aux, ppo_graph_compile
 from cleanrl_graph.envs import fitting
 from cleanrl_graph.envs.masks import CanonicalMasks
 from cleanrl_graph.services.export import export
@@ -473,15 +473,6 @@ def test_collection_and_training_agree(script, name, flags, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["each node", "node, then amount"])
-def test_workers_step_the_same(name, tmp_path):
-    """Two processes return what this one returns, whatever the actions are."""
-    flags = task(name, num_envs=4, autoregressive=True)
-    here, there = (run(tmp_path / str(num), num_workers=num, **flags).scalars for num in (0, 2))
-    assert all(here[tag] == there[tag] for tag in here if tag != "charts/SPS")
-
-
-@pytest.mark.slow
 def test_compiled(tmp_path):
     """Compiled code collects and learns with the same policy, and plays, empty graphs included."""
     flags = task("each node's number", compile_mode="default", eval_episodes=2)
@@ -518,15 +509,6 @@ def test_toy_tasks_are_learned(name, least, kwargs, tmp_path):
     assert mean_return(run(tmp_path, **flags)) > least
 
 
-@pytest.mark.slow
-def test_the_amount_follows_the_node(tmp_path):
-    """Sampled returns: independent heads can earn 2.29, a chain 6.25."""
-    flags = LEARN | dict(autoregressive=True, total_timesteps=24576, ent_coef=0.01, eval_episodes=0)
-    found = run(tmp_path, **task("node, then amount", **flags))
-    returns = [value for _, value in found.scalars["charts/episodic_return"]]
-    assert np.mean(returns[-200:]) > 3
-
-
 def zeros(env, obs, rng):
     """A policy that colours all nodes alike."""
     return (0,) * len(obs["graph"].nodes)
@@ -552,38 +534,6 @@ def test_the_next_step_sees_the_mean_of_the_rows(script):
     action = {"graph.nodes": torch.tensor([[1], [1], [0], [0]])}
     seen = script.embed_action(agent.head, action, elements, {})
     torch.testing.assert_close(seen, torch.tensor([[1 / 3, 2 / 3], [0, 0], [1, 0]]))
-
-
-class OneOfMany(SmallEnv):
-    """Shows 3 nodes a bit each, then in another order none, when each is to tell its own."""
-
-    observation_space = Dict(things=SET, node_ids=Sequence(Box(0, 9, (), np.int64), stack=True))
-    action_space, length, terminates = Sequence(D(2)), 2, True
-
-    def begin(self):
-        self.bits = self.np_random.integers(2, size=3)
-
-    def observe(self):
-        self.order, shown = self.np_random.permutation(3), np.zeros((3, 2), np.float32)
-        if self.t == 0:
-            shown[np.arange(3), self.bits[self.order]] = 1
-        return {"things": shown, "node_ids": self.order}
-
-    def reward(self, action):
-        return (np.array(action) == self.bits[self.order]).mean() * self.t
-
-
-gym.register("OneOfMany-v0", entry_point=OneOfMany)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("per_node", [False, True])
-def test_each_node_remembers(per_node, tmp_path):
-    """With a state per id each node tells its bit; without, nothing tells its row apart."""
-    flags = dict(num_envs=16, num_steps=16, total_timesteps=8192, learning_rate=5e-3)
-    flags |= dict(lstm_dim=16, gnn_dim=16, state_per_node=per_node, eval_episodes=64)
-    found = run(tmp_path, ppo_lstm_sparse, env_id="OneOfMany-v0", **flags)
-    assert (mean_return(found) > 0.95) == per_node
 
 
 # ---- Masks that the services turn ----

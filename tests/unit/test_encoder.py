@@ -52,24 +52,6 @@ def test_batch_equals_singles(kind):
     assert_batch_equals_singles(encoder_of(leaves), storage)
 
 
-@pytest.mark.parametrize("readout", READOUTS)
-def test_readouts(readout):
-    """Each equals a loop over the observations; the last column is log(1 + rows)."""
-    storage, leaves = batch_of(OBSERVATIONS["set"], 12)
-    encoder = encoder_of(leaves, readout=readout)
-    assert_batch_equals_singles(encoder, storage)
-    features, elements = encoder(everything(storage))
-    ptr = elements["obs"].ptr.tolist()
-    for row, start, stop in zip(features, ptr, ptr[1:]):
-        rows = elements["obs"].values[start:stop]
-        if stop == start:
-            rows = torch.zeros(1, encoder.element_dims["obs"])
-        parts = {"sum": rows.sum(0), "mean": rows.mean(0), "max": rows.amax(0)}
-        parts["meanmax"] = torch.cat([parts["mean"], parts["max"]])
-        expected = torch.cat([parts[readout], torch.tensor([stop - start + 1.0]).log()])
-        torch.testing.assert_close(row, expected, atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("gnn", GNNS)
 @pytest.mark.parametrize("kind", ["graph", "graph_edges", "graph_categories"])
 def test_layers_of_the_flag(gnn, kind):
@@ -291,49 +273,6 @@ def test_graph_context_against_a_loop():
         nodes, links = torch.from_numpy(graph.nodes).double(), torch.from_numpy(graph.edge_links)
         expected.append(graph_layers(net, nodes, links.t()))
     assert_same_gradients(encoder, elements["obs.nodes"].values, torch.cat(expected))
-
-
-@pytest.mark.parametrize("kind", ["set", "set_of_dict", "graph", "graph_edges", "mixed"])
-def test_context_is_that_of_the_observation(kind):
-    """With both flags a batch is each of its observations; without them nothing is added."""
-    storage, leaves = batch_of(OBSERVATIONS[kind], 12)
-    flags = {"set_layers": 2, "graph_context": True}
-    encoder = encoder_of(leaves, **flags)
-    assert_batch_equals_singles(encoder, storage)
-    plain = encoder_of(leaves)
-    names = set(plain.state_dict())
-    more = set(encoder.state_dict()) - names
-    assert names < set(encoder.state_dict()) and any("context" in name for name in more)
-
-
-def test_messages_follow_the_edges():
-    """An edge carries the source's features to the target and not the other way."""
-
-    def out(first):
-        nodes = np.array([[first, 0, 0], [0, 1, 0], [0, 0, 1]], np.float32)
-        graph = spaces.GraphInstance(nodes, None, np.array([[0, 1]]))
-        storage, leaves = stored(graph_space(), [[graph]])
-        return encoder_of(leaves, gnn_layers=1)(everything(storage))[1]["obs.nodes"].values
-
-    changed = (out(1.0) - out(2.0)).abs().sum(1) > 1e-6
-    assert changed.tolist() == [True, True, False]
-
-
-def test_permutation():
-    """Reordered nodes (with their edges) give the same features and reordered elements."""
-    rng = np.random.default_rng(0)
-    order = rng.permutation(6)
-    nodes, edges = rng.standard_normal((6, 3), np.float32), rng.standard_normal((9, 2), np.float32)
-    links = rng.integers(6, size=(9, 2))
-    graph = spaces.GraphInstance(nodes, edges, links)
-    shuffled = spaces.GraphInstance(
-        nodes[order], edges[::-1].copy(), np.argsort(order)[links][::-1].copy()
-    )
-    storage, leaves = stored(graph_space(vector(2)), [[graph, shuffled]])
-    features, elements = encoder_of(leaves)(everything(storage))
-    torch.testing.assert_close(features[0], features[1], atol=1e-5, rtol=1e-5)
-    nodes = elements["obs.nodes"].values
-    torch.testing.assert_close(nodes[:6][order], nodes[6:], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dim", [(), (3,)])

@@ -15,7 +15,6 @@ from gymnasium.spaces import MultiDiscrete as MD
 from helpers import (
     MASK,
     ListEnv,
-    action_spaces,
     graph_space,
     make_envs,
     plain,
@@ -23,8 +22,6 @@ from helpers import (
     small_args,
     vector,
 )
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from cleanrl_graph import ppo_graph, ppo_graph_agents
 
@@ -664,20 +661,6 @@ def test_mixture_with_a_box_integrates_to_one(chain, mask):
     assert p.sum().item() == pytest.approx(1, abs=1e-3)
     exact = -(p * log_prob.clamp(min=-1e4)).sum()
     assert (p * entropy).sum().item() == pytest.approx(exact.item(), abs=1e-3)
-
-
-@pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
-@settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(action_spaces, st.booleans(), st.booleans())
-def test_actions_are_elements_of_the_space(space, chain, greedy):
-    """What the environment receives lies in its action space, for any tree of spaces."""
-    agent, storage, _, _ = setup(Case(space, {}, {"autoregressive": chain}))
-    obs = storage.gather(np.arange(3))[0]
-    action, log_prob, _, _ = plain(agent)(obs, greedy=greedy)
-    entropy = plain(agent)(obs, action)[2]
-    actions = ppo_graph.to_env_actions(space, {"": action.detach().numpy()}, {})
-    assert len(actions) == 3 and all(space.contains(a) for a in actions), (actions, space)
-    assert log_prob.shape == entropy.shape == (3,)
 
 
 def test_columns_become_actions():

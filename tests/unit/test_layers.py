@@ -119,20 +119,6 @@ def test_chunks(batch, chunk):
         assert num_seen == num_nodes
 
 
-@pytest.mark.parametrize("of_edges", [True, False])
-def test_gradcheck(of_edges):
-    """The gradients by finite differences; edge features that need none get none."""
-    torch.manual_seed(0)
-    edge_index = torch.tensor([[0, 1, 1, 2, 4, 4, 0], [1, 1, 0, 0, 0, 0, 2]])
-    edges = layers.Edges(edge_index, 5)
-    double = {"dtype": torch.float64, "requires_grad": True}
-    x = torch.randn(5, DIM, **double)
-    edge_attr = torch.randn(7, 3, dtype=torch.float64, requires_grad=of_edges)
-    weight, bias = torch.randn(DIM, 3, **double), torch.randn(DIM, **double)
-    assert torch.autograd.gradcheck(layers.MessageSum.apply, (x, edge_attr, weight, bias, edges))
-    assert torch.autograd.gradcheck(layers.NeighborSum.apply, (x, edges))
-
-
 SPACES = {
     "no edge features": graph_space(features=4),
     "features": graph_space(vector(3), 4),

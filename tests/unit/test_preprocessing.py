@@ -16,7 +16,6 @@ from helpers import (
     everything,
     graph_space,
     make_envs,
-    mean_return,
     rows_of,
     run,
     sample,
@@ -210,27 +209,6 @@ def test_statistics_are_saved_and_frozen_in_evaluation(name, tmp_path, monkeypat
     run(tmp_path / "b", script, **env, **more)
     after = agents[0].state_dict()
     assert all(torch.equal(after[name], value) for name, value in model.items())
-
-
-def test_normalisation_helps_where_units_differ(tmp_path):
-    """With observations far from zero a policy learns with --norm-obs and not without."""
-
-    class Offset(SmallEnv):
-        observation_space, action_space = vector(1, low=0, high=1e5), spaces.Discrete(2)
-        length = 10
-
-        def observe(self):
-            self.bit = int(self.np_random.integers(2))
-            return np.array([5000 + self.bit], np.float32)
-
-        def reward(self, action):
-            return action == self.bit
-
-    gym.register("Offset-v0", entry_point=Offset)
-    flags = dict(env_id="Offset-v0", num_envs=8, num_steps=16, total_timesteps=6000)
-    flags |= dict(learning_rate=3e-3, gamma=0.5, eval_episodes=20)
-    one, two = (run(tmp_path / str(norm), norm_obs=norm, **flags) for norm in (True, False))
-    assert mean_return(one) > 9.5 and mean_return(two) < 7.5
 
 
 class Ids(gym.Env):

@@ -1,7 +1,6 @@
 """Ragged observations: what is stored and gathered equals PyG's batches and a collation in plain
 Python, for random environments: sizes from 0 to 500, episodes that end at any step, all dtypes."""
 
-import contextlib
 import gc
 import os
 import weakref
@@ -229,31 +228,6 @@ def test_random_environments(space, seed):
         for tensor in plain(agent)(storage.gather(np.arange(size))[0]):
             assert len(tensor) == size and tensor.isfinite().all()
     envs.close()
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_random_environments_in_workers(seed):
-    """The same from worker processes, where an environment shows up to 500 rows."""
-    space = Dict(g=spaces.Graph(vector(3), vector(1)), s=Sequence(Discrete(5)), v=vector(2))
-    record = gym.wrappers.RecordEpisodeStatistics
-    makers = [lambda i=i: record(Fuzz(space, [seed, i])) for i in range(5)]
-
-    def episodes(step):
-        return [(i, info["episode"]["r"], info["episode"]["l"]) for i, info in step.infos]
-
-    local, num = make_envs(makers), 0
-    with contextlib.closing(make_envs(makers, num_workers=2)) as envs:
-        a, b = local.reset(0), envs.reset(0)
-        for _ in range(12):
-            for x, y in [(a.obs, b.obs), *zip(a.finals, b.finals)]:
-                assert list(x.counts) == list(y.counts)
-                assert all(map(np.array_equal, x.values, y.values))
-                assert all(map(np.array_equal, x.counts.values(), y.counts.values()))
-            assert all(map(np.array_equal, a[1:4], b[1:4])) and episodes(a) == episodes(b)
-            assert len(a.finals) == len(b.finals)
-            num += len(a.infos)
-            a, b = local.step([0] * 5), envs.step([0] * 5)
-    assert num > 5
 
 
 def test_nothing_is_left_behind():

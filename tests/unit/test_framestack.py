@@ -10,15 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from gymnasium.spaces import Discrete, MultiDiscrete
-from helpers import (
-    ACTIONS,
-    OBSERVATIONS,
-    UsageErrors,
-    graph_space,
-    sample,
-    small_args,
-    vector,
-)
+from helpers import ACTIONS, OBSERVATIONS, UsageErrors, graph_space, sample, small_args, vector
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

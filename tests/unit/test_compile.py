@@ -9,7 +9,6 @@ import pytest
 import torch
 from gymnasium import spaces
 from helpers import (
-    LOGGED,
     MASK,
     OBSERVATIONS,
     SmallEnv,
@@ -82,14 +81,6 @@ def test_bucket():
     assert all(script.bucket(size) == size for size in sizes)
     for k in range(3, 12):
         assert len({size for size in sizes if 2**k < size <= 2 ** (k + 1)}) == 8
-
-
-def test_waste():
-    """Spare rows are less than 15% of 8 rows or more, and there is one at least."""
-    rows = np.arange(8, 100_000)
-    spare = np.array([script.bucket(int(num) + 1) - num for num in rows])
-    assert spare.min() == 1 and (spare / rows).max() < 0.15
-    assert (spare / (rows + spare)).max() < 0.125
 
 
 def graph_of(rng, n, e):
@@ -273,14 +264,6 @@ def test_rollout_that_begins_without_rows(tmp_path):
     """A spare observation has an action, even if no row acts in the first step of a rollout."""
     found = run(tmp_path, script, env_id="Coming-v0", num_steps=4, total_timesteps=24, **NONE)
     assert len(found.scalars["losses/policy_loss"]) == 2 and mismatch(found) < 1e-5
-
-
-def test_log(tmp_path):
-    """What is logged beside ppo_graph.py's scalars."""
-    log = run(tmp_path, script, **NONE | TASKS["graph"]).scalars
-    more = {f"charts/{name}" for name in ("batch_sizes", "spare_rows", "compilations")}
-    episodes = {"charts/episodic_return", "charts/episodic_length"}
-    assert set(LOGGED) < set(log) and set(log) - set(LOGGED) - episodes == more
 
 
 def test_models_of_both_scripts(tmp_path):

@@ -8,6 +8,7 @@ import torch
 from gymnasium import spaces
 from helpers import (
     IDS,
+    ListEnv,
     UsageErrors,
     everything,
     make_envs,
@@ -144,20 +145,14 @@ def test_ids_or_places():
     assert script.agent_ids(leaves, arrays, counts).tolist() == [0, 1, 0]
 
 
-class Shows(gym.Env):
+class Shows(ListEnv):
     """Always the same observation; a Sequence of choices among two."""
 
-    action_space = spaces.Sequence(spaces.Discrete(2), stack=True)
-
-    def __init__(self, observation_space, obs):
-        self.observation_space = observation_space
-        self.obs = obs
-
-    def reset(self, *, seed=None, options=None):
-        return self.obs, {}
+    def __init__(self, space, obs):
+        super().__init__(space, [obs] * 2, spaces.Sequence(spaces.Discrete(2), stack=True))
 
     def step(self, action):
-        return self.obs, 0.0, False, False, {"rewards": np.zeros(len(action))}
+        return *super().step(action)[:4], {"rewards": np.zeros(len(action))}
 
 
 def test_ids_are_those_of_the_rows_that_act():
@@ -325,6 +320,10 @@ def test_what_is_logged(tmp_path):
 
 
 # ---- What an environment gets wrong ----
+# rows without ids that become more, but not where an episode begins
+MORE = {"fault": "more", "with_ids": False, "least": 0}
+
+
 @pytest.mark.parametrize(
     "kwargs, sentence",
     [
@@ -334,10 +333,7 @@ def test_what_is_logged(tmp_path):
         ({"fault": "one"}, r"step 7: info\['rewards'\] has the shape \(\), but \d rows acted"),
         ({"fault": "nan"}, r"step 7: info\['rewards'\] is nan in row \d"),
         ({"fault": "twice"}, r"leaf 'node_ids', step 7: the id 1000 occurs twice, at index 1"),
-        (  # rows without ids that become more, but not where an episode begins
-            {"fault": "more", "with_ids": False, "least": 0},
-            r"step 7: \d rows of 'set' where \d acted; without node_ids",
-        ),
+        (MORE, r"step 7: \d rows of 'set' where \d acted; without node_ids"),
     ],
 )
 @pytest.mark.parametrize("workers", [0, 2])

@@ -15,7 +15,7 @@ import density
 import pytest
 import shared_blocks
 import tyro
-from helpers import command, run_folder
+from helpers import MY_ENV, command, run_folder
 
 from cleanrl_graph import ppo_graph, ppo_graph_mini
 from cleanrl_graph.services import arguments
@@ -282,7 +282,7 @@ def test_runs_alone(name, tmp_path, monkeypatch):
     copy.write_text(source(name))
     with pytest.raises(ModuleNotFoundError, match="cleanrl_graph"):
         importlib.import_module("cleanrl_graph")
-    env = "Each" if name == "ppo_graph_agents" else "Ring"
+    env = "Each" if name == "ppo_graph_agents" else "Mine"
     flags = "--num-envs 2 --num-steps 16 --num-minibatches 2 --total-timesteps 64 --no-cuda".split()
     flags += ["--env-id", f"alone_envs:{env}-v0"]
     if name != "ppo_graph_mini":
@@ -298,50 +298,19 @@ def test_runs_alone(name, tmp_path, monkeypatch):
         assert "returns of greedy episodes: " in out and (folder / "model.pt").exists()
 
 
-ALONE_ENVS = """
-import gymnasium as gym
-import numpy as np
-from gymnasium import spaces
+ALONE_ENVS = f"""{MY_ENV}
 
-
-class Ring(gym.Env):
-    observation_space = spaces.Dict(
-        graph=spaces.Graph(spaces.Box(-1, 1, (2,)), None),
-        action_mask=spaces.Sequence(spaces.Box(0, 1, (), np.int8), stack=True),
-    )
-    action_space = spaces.Discrete(9)
-
-    def observe(self):
-        self.num = int(self.np_random.integers(2, 9))
-        nodes = self.np_random.random((self.num, 2), np.float32)
-        links = np.stack([np.arange(self.num), np.roll(np.arange(self.num), 1)], 1)
-        graph = spaces.GraphInstance(nodes, None, links)
-        return {"graph": graph, "action_mask": np.ones(self.num, np.int8)}
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t = 0
-        return self.observe(), {}
-
-    def step(self, action):
-        assert action < self.num
-        self.t += 1
-        return self.observe(), 1.0, False, self.t == 5, {}
-
-
-class Each(Ring):
-    observation_space = spaces.Sequence(spaces.Box(-1, 1, (2,)), stack=True)
-    action_space = spaces.Sequence(spaces.Discrete(2))
+class Each(Env):
+    observation_space = gym.spaces.Sequence(gym.spaces.Box(-1, 1, (2,)), stack=True)
+    action_space = gym.spaces.Sequence(gym.spaces.Discrete(2))
 
     def observe(self):
         return np.ones((3, 2), np.float32)
 
     def step(self, action):
         self.t += 1
-        return self.observe(), 0.0, False, self.t == 5, {"rewards": np.array(action, float)}
+        return self.observe(), 0.0, False, self.t == 5, dict(rewards=np.array(action, float))
 
-
-gym.register("Ring-v0", entry_point=Ring)
 gym.register("Each-v0", entry_point=Each)
 """
 

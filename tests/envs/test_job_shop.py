@@ -641,12 +641,9 @@ def test_flexible_benchmark_instances():
 def test_bounds_and_rules_of_benchmark_instances(name):
     env = FlexibleJobShopEnv(instance=name)
     env.reset(seed=0)
-    best_known, lower_bound = flexible.load_instance(name)[2:]
+    *instance, best_known, lower_bound = flexible.load_instance(name)
     assert env.first_bound <= (lower_bound or best_known)
-    assert all(
-        flexible.play_rule(*flexible.load_instance(name)[:2], rule) >= best_known
-        for rule in flexible.RULES
-    )
+    assert all(flexible.play_rule(*instance, rule) >= best_known for rule in flexible.RULES)
 
 
 def test_rules_match_published_makespans():

@@ -20,7 +20,6 @@ from helpers import (
     mismatch,
     observation_spaces,
     run,
-    same_weights,
     sample,
     small_args,
     vector,
@@ -421,26 +420,6 @@ def test_each_episode_alone(name, observation, action, more, num):
             assert (log_prob - part.log_probs[idx]).abs().max() < 1e-5
             assert (value - part.values[idx]).abs().max() < 1e-5
     assert num_cut > 5
-
-
-@pytest.mark.parametrize(
-    "name, more",
-    [
-        ("framestack", {}),
-        ("lstm", {"cell": "mingru"}),
-        ("lstm_per_node", EDGES_KEPT),
-        ("gtrxl", {"memory_length": 20}),
-    ],
-)
-def test_resume(name, more, tmp_path):
-    """A run that was stopped between two updates goes on bit by bit."""
-    script, flags = script_of(name)
-    flags = any_env(name, "graph_image_vector", "element") | flags | more
-    flags |= dict(anneal_lr=False, checkpoint_every=1, save_model=True, norm_obs=True)
-    whole = run(tmp_path / "whole", script, total_timesteps=96, **flags)
-    run(tmp_path / "parts", script, total_timesteps=48, **flags)
-    rest = run(tmp_path / "parts", script, total_timesteps=96, resume="auto", **flags)
-    assert same_weights(whole.folder, rest.folder)
 
 
 class RandomSpaces(gym.Env):

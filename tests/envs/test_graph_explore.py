@@ -44,18 +44,6 @@ def flat(observation):
     return [(a.dtype.str, a.shape, a.tobytes()) for a in arrays]
 
 
-def trace(env, observation, num_steps):
-    rng = np.random.default_rng(5)
-    out = [flat(observation)]
-    for _ in range(num_steps):
-        observation, reward, terminated, _, _ = env.step(rng.integers(len(observation["node_ids"])))
-        out += [flat(observation), reward, terminated]
-        if terminated:
-            observation, _ = env.reset()
-            out.append(flat(observation))
-    return out
-
-
 def spanning_tree(points):
     """Prim's minimum spanning tree by plain loops: a set of sorted pairs."""
     distance = np.linalg.norm(points[:, None] - points, axis=2)

@@ -132,19 +132,6 @@ def test_an_agent_is_followed_by_its_id(history):
     assert found.tolist() == expected
 
 
-def test_ids_or_places():
-    """node_ids are those of the rows that act, else their places are."""
-    leaves = script.leaves_of(Herd(True).observation_space)
-    arrays = [np.zeros((3, *leaf.space.shape), leaf.dtype) for leaf in leaves]
-    arrays[[leaf.path for leaf in leaves].index("node_ids")] = np.array([7, 5, 9], np.int32)
-    counts = np.array([2, 0, 1])
-    found = script.agent_ids(leaves, arrays, counts)
-    assert found.tolist() == [7, 5, 9] and found.dtype == np.int64
-    leaves = script.leaves_of(Herd(False).observation_space)
-    arrays = [np.zeros((3, *leaf.space.shape), leaf.dtype) for leaf in leaves]
-    assert script.agent_ids(leaves, arrays, counts).tolist() == [0, 1, 0]
-
-
 class Shows(ListEnv):
     """Always the same observation; a Sequence of choices among two."""
 

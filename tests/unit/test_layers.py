@@ -99,24 +99,13 @@ def test_chunks(batch, chunk):
     num_nodes, edge_index = batch
     layers.CHUNK = chunk
     edges = layers.Edges(edge_index, num_nodes)
-    for ordered, (here, there) in ((edges.incoming, (1, 0)), (edges.outgoing, (0, 1))):
-        num_seen, seen_edges = 0, []
-        for part in ordered.chunks():
-            own = range(num_seen, num_seen + len(part.ptr) - 1)
-            num_seen = own.stop
-            seen_edges += part.edges.tolist()
-            assert part.ptr[0] == 0 and part.ptr[-1] == len(part.edges)
-            for node, start, stop in zip(own, part.ptr, part.ptr[1:]):
-                assert set(part.here[start:stop].tolist()) <= {node}
-            assert torch.equal(part.here, edge_index[here][part.edges])
-            assert torch.equal(part.there, edge_index[there][part.edges])
-            rows = torch.randn(len(part.edges), 2)
-            sums = [rows[start:stop].sum(0) for start, stop in zip(part.ptr, part.ptr[1:])]
-            expected = torch.stack(sums) if sums else torch.zeros(0, 2)
-            torch.testing.assert_close(part.edge_sum(rows), expected)
+    for ordered in (edges.incoming, edges.outgoing):
+        parts = list(ordered.chunks())
+        seen = sum((part.edges.tolist() for part in parts), [])
+        assert sorted(seen) == list(range(edge_index.shape[1]))
+        assert sum(len(part.ptr) - 1 for part in parts) == num_nodes
+        for part in parts:
             assert len(part.edges) < 2 * chunk + max(part.ptr.diff().tolist(), default=0)
-        assert sorted(seen_edges) == list(range(edge_index.shape[1]))
-        assert num_seen == num_nodes
 
 
 SPACES = {

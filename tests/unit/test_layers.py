@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from helpers import MASK, everything, graph_space, sample, small_args, stored, vector
+from helpers import graph_space, sample, small_args, stored, vector
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -257,42 +257,6 @@ def test_pool(readout, sizes):
     weight = torch.randn_like(expected)
     grads = [torch.autograd.grad((out * weight).sum(), rows)[0] for out in (found, expected)]
     torch.testing.assert_close(*grads)
-
-
-def log_probs_of(head, steps, space):
-    """Those of all rows that an action can choose, [steps, rows]; all heads have one seed."""
-    action_space = spaces.Discrete(12)
-    storage, leaves = stored(space, [[step] for step in steps], action_space=action_space)
-    torch.manual_seed(0)
-    agent = ppo_graph.Agent(leaves, action_space, small_args(action_head=head))
-    for param in agent.head.parameters():
-        nn.init.normal_(param)  # the first scores are nearly the same
-    obs = everything(storage)
-    features, elements = agent.encoder(obs)
-    latent = agent.actor(features)
-    probs = agent.head.heads[0](latent, elements, obs, latent[:, :1])
-    return probs.log_probs.view(len(steps), -1)
-
-
-@pytest.mark.parametrize("head", ["edges", "nodes"])
-def test_edges_keep_their_order(head):
-    """The number of an edge, as an action and in a mask, is the environment's: with its edges
-    shuffled an observation has the same log-probabilities, shuffled; those of nodes are the
-    same."""
-    space = spaces.Dict(graph=SPACES["features"], action_mask=MASK)
-    rng = np.random.default_rng(0)
-    links, order = rng.integers(5, size=(12, 2)), rng.permutation(12)
-    nodes, edges = rng.normal(size=(5, 4)), rng.normal(size=(12, 3))
-    mask = np.array([1, 0, 1, 1, 0, 1, 1, 1, 0, 0, 1, 1], np.int8)
-    places = order if head == "edges" else np.arange(5)
-    mask = mask[: len(places)]
-    first = {"graph": spaces.GraphInstance(nodes, edges, links), "action_mask": mask}
-    shuffled = spaces.GraphInstance(nodes, edges[order], links[order])
-    steps = [first, {"graph": shuffled, "action_mask": mask[places]}]
-    log_probs = log_probs_of(head, steps, space)
-    assert (log_probs[0] < -1e30).tolist() == (mask == 0).tolist()
-    assert log_probs[0][mask == 1].std() > 0.01
-    torch.testing.assert_close(log_probs[1], log_probs[0][places], atol=1e-5, rtol=1e-5)
 
 
 THREADS = """

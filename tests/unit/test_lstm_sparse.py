@@ -336,39 +336,6 @@ def test_kernel_pads_little():
     assert len(calls) <= 14 and len(x) <= sum(calls) <= 7 / 6 * len(x)
 
 
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("kind", ["lstm", "mingru"])
-@pytest.mark.parametrize("num_steps", [1, 6])
-def test_memory_on_cuda(num_steps, kind, monkeypatch):
-    """cuDNN gives what the staircase on the CPU gives; index tensors stay on the CPU."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # as `start` does
-    rng = np.random.default_rng(0)
-    memory = make_memory(True, "mean", kind).float()
-    names, steps = random_steps(rng, 3, num_steps, 7, 0.5, 0.2)
-    x, seen, features = memory_inputs(steps, names, True)
-    seen["starts"][::num_steps] = False  # nothing is remembered there anyway
-    results = []
-
-    def moved(state, device):
-        floats = {name: v.float().to(device) for name, v in state.items() if v.is_floating_point()}
-        return state | floats
-
-    for device in ("cpu", "cuda"):
-        timeline = script.Timeline(moved(empty_state(3), device), seen)
-        timeline.add(moved(features, device))
-        new = {}
-        with torch.no_grad():
-            out, readout = memory.to(device)(x.float().to(device), timeline)
-            if num_steps == 1:
-                timeline.action = timeline.state["action"]
-                new = timeline.newest()
-                on_host = ("num", "keys", "num_edges", "links")
-                assert all(new[name].device.type == "cpu" for name in on_host)
-        results.append([out.cpu(), readout.cpu(), *(new[name].cpu() for name in sorted(new))])
-    assert_close(*results, 1e-5)
-
-
 # ---- collection and training ----
 class IdEnv(RandomEnv):
     """RandomEnv whose rows have ids: a few large numbers that come back."""

@@ -1,5 +1,4 @@
-"""What the environments of this project have in common: spaces, seeds, pickled copies, pictures,
-and what they say about wrong arguments."""
+"""What our environments have in common: spaces, seeds, copies, pictures, wrong arguments."""
 
 import cloudpickle
 import gymnasium as gym

@@ -1,5 +1,4 @@
-"""DagSchedule-v0: jobs, events, invariants of the cluster, rewards, observations, rules, seeding,
-errors."""
+"""DagSchedule-v0: jobs, events, invariants of the cluster, rewards, observations, rules, errors."""
 
 import pickle
 
@@ -58,8 +57,7 @@ class Recorded(DagScheduleEnv):
 
 
 def check_state(env):
-    """Asserts that executors and tasks are conserved and that the counts of stages and jobs
-    agree."""
+    """Executors and tasks are conserved, and the counts of stages and jobs agree."""
     moving = sum(env.num_stages <= code < 2 * env.num_stages for _, code in env.heap)
     working = sum(code < env.num_stages for _, code in env.heap)
     assert min(env.idle) >= 0 and sum(env.idle) == env.num_idle
@@ -164,8 +162,7 @@ def test_return_is_minus_the_job_seconds(load):
 
 @pytest.mark.parametrize("load", [None, 0.75])
 def test_shaped_rewards_differ_by_what_the_jobs_determine(load):
-    """The return differs by the potential of the first decision, whatever the policy; the jobs move
-    it less."""
+    """The return differs by the first decision's potential; the jobs move it less."""
     plain, shaped = (DagScheduleEnv(load=load, shaped=on) for on in (False, True))
     returns = []
     for seed in range(12):
@@ -217,8 +214,7 @@ def test_times_of_a_chain():
 
 
 def test_limits_and_promises():
-    """Executors are promised as soon as one of their stage is idle, and no more of them than the
-    limit says."""
+    """Executors are promised as soon as one of their stage is idle, at most the limit."""
     jobs = [([4], [1.0], []), ([50], [1.0], []), ([50], [1.0], [])]
     env = DagScheduleEnv(jobs=jobs, num_executors=4, limits=None, **dict(PLAIN, noise=0.01))
     observation, _ = env.reset(seed=0)

@@ -269,8 +269,7 @@ def test_an_episode_that_begins_at_its_end():
 
 
 def test_chance():
-    """A seed fixes all, whatever else draws from the global generators, which stay as they are; a
-    copy goes on alike."""
+    """A seed fixes all and leaves the global generators as they are; a copy goes on alike."""
     ours = random.getstate(), np.random.get_state()[1].tolist()
     envs = [make(), make()]
     for env in envs:

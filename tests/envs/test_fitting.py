@@ -29,8 +29,7 @@ def said(monkeypatch):
 
 
 class Mission(gym.Env):
-    """Right is the side that a text names: the words of both texts are the same, their order is
-    not. Episodes of one step."""
+    """Right is the side that a text names; both have the same words. Episodes of one step."""
 
     action_space = spaces.Discrete(2)
     texts = ["left and not right", "right and not left"]
@@ -58,8 +57,7 @@ gym.register("Mission-v0", entry_point=Mission)
 
 # ---- Text ----
 def test_words():
-    """A row per word, the same for the same word at every place and in every process; capitals and
-    punctuation do not count."""
+    """A row per word, the same at every place and in every process, whatever its capitals."""
     env = fitting.fit(ListEnv(spaces.Text(200), TEXTS))
     rows = [env.reset()[0], *[env.step(0)[0] for _ in TEXTS[1:]]]
     for own in rows:
@@ -200,8 +198,7 @@ def test_minigrid(env_id, script, tmp_path):
 
 # ---- pyg.py ----
 def machines(rng, jobs=3):
-    """Jobs with 2 features, machines with 1, who can do what with a duration, and the machines in a
-    ring."""
+    """Jobs with 2 features, machines with 1 in a ring, who can do what with a duration."""
     data = HeteroData()
     data["machine"].x, data["job"].x = torch.randn(4, 1), torch.randn(jobs, 2)
     pairs = np.argwhere(rng.random((jobs, 4)) < 0.5)
@@ -212,8 +209,7 @@ def machines(rng, jobs=3):
 
 
 def test_graph_of_networkx():
-    """Attributes side by side, edges both ways if they have no direction, and none where there are
-    none."""
+    """Attributes side by side; edges both ways if they have no direction."""
     graph = networkx.Graph()
     graph.add_node("b", size=2.0, at=[0.5, 1.5])
     graph.add_node("a", at=np.array([3, 4]), size=5)
@@ -254,8 +250,7 @@ def test_data():
 
 
 def test_types_and_relations():
-    """One graph: one-hot kinds, each type's features in columns of its own, links between the
-    types' rows."""
+    """One graph: one-hot kinds, each type's features in columns of its own, links of its rows."""
     data = machines(np.random.default_rng(1))
     nodes, edges, links = to_graph_instance(data)
     job, machine, runs = data["job"].x, data["machine"].x, data["job", "runs_on", "machine"]

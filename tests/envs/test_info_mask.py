@@ -1,5 +1,4 @@
-"""Action masks from info["action_mask"], found by themselves: which actions they leave, their times
-and errors."""
+"""Action masks from info and other places: what is found, what they leave, their times, errors."""
 
 import contextlib
 import importlib
@@ -113,8 +112,7 @@ def test_formats(name):
 
 @pytest.mark.parametrize("name", NEW_FORMS)
 def test_masks_of_bits_and_of_pairs(name):
-    """They are found in info, with as many entries as the first one has; a last observation without
-    one allows all."""
+    """They have as many entries as the first one; a last observation without one allows all."""
     action_space, mask, entries = NEW_FORMS[name]
     env = wrap_all(Masked([mask, mask, "no"], action_space, 2), ())
     assert env.observation_space["action_mask"] == spaces.MultiBinary(len(entries))
@@ -179,8 +177,7 @@ def assert_obeyed(folder, **flags):
 
 
 def test_masks_of_taxi(tmp_path):
-    """An environment of gymnasium's that has its masks in info: no move against a wall, no illegal
-    drop-off. A copy goes on alike."""
+    """Gymnasium's own: no move against a wall, no illegal drop-off. A copy goes on alike."""
     env = InfoActionMask(gym.make("Taxi-v4", max_episode_steps=5))
     env.reset(seed=0)
     env.step(0)
@@ -286,8 +283,7 @@ def test_masks_that_come_late(tmp_path):
 
 
 class Elsewhere(gym.Env):
-    """One of 6 actions, from `start` on, is allowed and earns 1; the mask is in `place`, under
-    `name`, in a `form`."""
+    """One of 6 actions, from `start` on, is allowed and earns 1."""
 
     def __init__(self, place, name, form="array", start=0, late=False):
         self.place, self.name, self.form, self.late = place, name, form, late

@@ -22,8 +22,7 @@ ALL_NAMES = [kwargs["instance"] for kwargs in JobShopEnv.eval_suites["all"]]
 
 
 class NaiveShop:
-    """Dispatching with plain loops; jobs are lists of dicts machine -> time. A conflict is on
-    `one_machine`, or among all."""
+    """Dispatching with plain loops; jobs are lists of dicts machine -> time."""
 
     def __init__(self, jobs, num_machines, dispatch, one_machine=False):
         self.jobs, self.dispatch, self.one_machine = jobs, dispatch, one_machine
@@ -87,8 +86,7 @@ class NaiveShop:
         return least
 
     def bound(self):
-        """Returns the largest job or one-machine bound where an operation has one machine, and the
-        heads of the remaining operations."""
+        """Returns the largest job or one-machine bound, and the heads of what remains."""
         bounds, heads = [finish for *_, finish in self.schedule], {}
         for j, job in enumerate(self.jobs):
             time = self.ready[j]
@@ -273,8 +271,7 @@ def test_episode_against_plain_loops(jobs, machines, low, seed, dispatch, edges,
     edges=st.sampled_from(["hub", "clique"]),
 )
 def test_lookahead_shows_a_part_of_the_graph(jobs, machines, seed, lookahead, edges):
-    """The next operations of each job, their edges and all machines, with the features of the whole
-    graph."""
+    """The next operations of each job and all machines, with the whole graph's features."""
     whole = JobShopEnv(jobs=jobs, machines=machines, machine_edges=edges)
     part = JobShopEnv(jobs=jobs, machines=machines, machine_edges=edges, lookahead=lookahead)
     (one, _), (other, _) = whole.reset(seed=seed), part.reset(seed=seed)
@@ -340,8 +337,7 @@ def test_ft06_optimum_is_within_reach():
 
 
 def test_published_policies():
-    """An evaluation on la or ta shows greedy makespans of L2D and SPN beside the rules', none of
-    which is below the best known one."""
+    """Greedy makespans of L2D and SPN stand beside the rules'; none is below the best known."""
     _, info = play_random(JobShopEnv(instance="la01"), 1)
     assert (info["eval"]["L2D"], info["eval"]["SPN"]) == (710, 692)
     _, info = play_random(JobShopEnv(instance="ft06"), 1)
@@ -387,8 +383,7 @@ def test_suites():
 
 
 def test_rules_match_published_gaps():
-    """Non-delay dispatch on la01-40: published mean gaps SPT 21.2, MWKR 12.7, MOPNR 13.7 % (ties
-    differ)."""
+    """Non-delay dispatch on la01-40: published gaps are 21.2, 12.7 and 13.7 % (ties differ)."""
     gaps = {rule: [] for rule in RULES}
     for kwargs in JobShopEnv.eval_suites["la"]:
         best = load_instance(kwargs["instance"])[2]
@@ -527,8 +522,7 @@ def test_flexible_episode_against_plain_loops(jobs, machines, steps, seed, dispa
 
 @pytest.mark.parametrize("seed", range(12))
 def test_active_choices_reach_the_optimum(seed):
-    """Brute force over all schedules of tiny shops; every bound on the way is a bound of what can
-    be reached."""
+    """By brute force; every bound on the way is a bound of what can be reached."""
     size = dict(jobs=3, machines=(2, 3), operations=2, durations=(1, 9), deviation=1.0)
     env = FlexibleJobShopEnv(**size, dispatch="active", reward_unit="time", skip_forced=False)
     rng = np.random.default_rng(seed)
@@ -647,8 +641,7 @@ def test_bounds_and_rules_of_benchmark_instances(name):
 
 
 def test_rules_match_published_makespans():
-    """Means on 10x5 by FJSP-DRL (test_results/SD1), whose MWKR, MOPNR and FIFO choose among idle
-    machines at random."""
+    """Means on 10x5 by FJSP-DRL, whose rules choose among idle machines at random."""
     found = {rule: costs.mean() for rule, costs in flexible.suite_makespans("sd10x5").items()}
     for rule, published in {"SPT": 129.8, "FIFO": 119.4, "MOPNR": 115.4, "MWKR": 113.2}.items():
         assert found[rule] == pytest.approx(published, abs=2), rule
@@ -657,8 +650,7 @@ def test_rules_match_published_makespans():
 
 
 def test_random_instances_are_those_of_sd1():
-    """Number of operations, machines, and times as Song et al. draw them: the means are those of
-    their test sets."""
+    """Numbers and times as Song et al. draw them: the means are those of their test sets."""
     env, drawn = FlexibleJobShopEnv(jobs=10, machines=5), []
     published = [flexible.load_instance(kwargs["instance"])[:2] for kwargs in SUITES["sd10x5"]]
     for seed in range(100):

@@ -443,8 +443,7 @@ def mpe2():
 
 @pytest.mark.parametrize("graph", [None, "complete"])
 def test_simple_spread(mpe2, graph):
-    """Rewards, observations and the truncation are those of the environment that is stepped
-    itself."""
+    """All is as of the environment that is stepped itself."""
     from mpe2 import simple_spread_v3
 
     theirs = simple_spread_v3.parallel_env(N=4, max_cycles=9)

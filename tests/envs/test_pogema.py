@@ -1,5 +1,4 @@
-"""Pogema-v0: maps, starts, goals and moves are those of POGEMA 1.4.0 (where it is installed); ways,
-views, links, rewards and rules."""
+"""Pogema-v0: maps, tasks and moves are those of POGEMA 1.4.0; ways, views, rewards and rules."""
 
 import hashlib
 import warnings
@@ -19,8 +18,7 @@ CORRIDOR = "........\n"  # one row
 
 
 def made(starts, goals, text=CORRIDOR, **kwargs):
-    """An environment after reset(), in which robots stand and want to go where they are told:
-    (row, column)."""
+    """An environment after reset() whose robots are and want to go there: (row, column)."""
     env = PogemaEnv(map=text, num_robots=len(starts), **kwargs)
     env.reset(seed=0)
     env.place, env.goal = np.array([cell_of(env, *where) for where in (*starts, *goals)]).reshape(
@@ -85,8 +83,7 @@ def test_cost_to_go(name):
 
 
 def test_costs_are_kept(monkeypatch):
-    """A map computes its costs once; a large one those of the goals that are asked for, and forgets
-    others when there are too many."""
+    """A map computes its costs once, a large one those that are asked for, and forgets some."""
     calls = []
 
     def counted(is_free, width, goals):
@@ -273,8 +270,7 @@ def test_suites():
 
 
 def test_drawn_tasks():
-    """Maps and numbers of robots differ from episode to episode, a seed fixes them, and maps with
-    too little room are drawn again."""
+    """Maps and numbers of robots differ, a seed fixes them, too little room is drawn again."""
     env = PogemaEnv(map=["random", "mazes"], num_robots=[8, 64])
     texts, numbers = set(), set()
     for _ in range(8):

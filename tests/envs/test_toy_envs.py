@@ -135,14 +135,12 @@ def test_declared_sizes():
 
 # ---- PairNodes: what a chain and what independent heads can reach ----
 def product_return(p, q, num_steps):
-    """Exact return of independent heads with probabilities p of the left and q of the right nodes,
-    [K] each."""
+    """Exact return of independent heads with probabilities p and q of the nodes, [K] each."""
     return np.sum(p * q) + (num_steps - 1) * np.sum(p * (1 - p) * q)
 
 
 def test_best_independent_return_by_brute_force():
-    """On a grid of all p for 3 pairs; for a given p the return is linear in q, so the best q picks
-    one node."""
+    """On a grid of all p for 3 pairs; the return is linear in q, so the best q picks one node."""
     env = make("PairNodes-v0", num_pairs=3)
     ticks = np.arange(61) / 60
     pairs = [(a, b) for a, b in itertools.product(ticks, ticks) if a + b <= 1]

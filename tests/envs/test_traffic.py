@@ -134,8 +134,7 @@ def test_suites():
 @ignore_scalar_warning
 @pytest.mark.parametrize("name", MAPS)
 def test_maps(make, name):
-    """Each map's observations are in the space, its roads are in both directions, and each of its
-    lights has a phase with a lane."""
+    """Observations are in the space, roads in both directions, each light has a lane."""
     env = make(map=name, seconds=10)
     observation, info = env.reset(seed=0)
     assert info == {} and env.observation_space.contains(observation)
@@ -224,8 +223,7 @@ def test_rules_are_criteria(make, rule):
 
 @needs_sumo
 def test_phases_follow_actions(make):
-    """The chosen phase is what the light shows after a decision; yellow comes between different
-    ones; `since` counts."""
+    """It is what the light shows after a decision; yellow is between two; `since` counts."""
     env = make(yellow=2, interval=5, choose="phases")
     observation, _ = env.reset(seed=0)
     num = len(observation["node_ids"])

@@ -218,8 +218,7 @@ class Field(gym.Env):
 
 @pytest.mark.parametrize("stack", [True, False])
 def test_relative_positions(stack):
-    """Those of all sets, wherever they are, from the first car's place; its own and other columns
-    stay, and so does all else."""
+    """Those of all sets, from the first car's place; all else stays as it is."""
     env = wrap(Field(cars=2, stack=stack), "relative:car:0,1")
     for obs in (env.reset()[0], env.step(0)[0]):
         assert obs in env.observation_space

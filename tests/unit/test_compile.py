@@ -1,5 +1,4 @@
-"""ppo_graph_compile.py, whose batches are filled up to few sizes, computes what ppo_graph.py
-computes."""
+"""ppo_graph_compile.py, whose batches are filled up to few sizes, computes as ppo_graph.py does."""
 
 import dataclasses
 

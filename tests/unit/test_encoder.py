@@ -322,8 +322,7 @@ NAMES = ["type", "values", "items", "half", "training", "a.b", "a/b", "a~b", "a~
 
 
 def test_any_name_of_a_key():
-    """No key of a Dict is reserved, whatever attributes torch's modules have, and those that look
-    alike are networks of their own."""
+    """None is reserved, and those that look alike are networks of their own."""
     assert len({ppo_graph.key(name) for name in [*NAMES, "a//b", "a~.b"]}) == len(NAMES) + 2
     sets = {name: spaces.Sequence(vector(2), stack=True) for name in NAMES}
     space = spaces.Dict({name: vector(2) for name in NAMES} | {"set": spaces.Dict(sets)})

@@ -1,5 +1,4 @@
-"""The views of ppo_framestack.py: what they read, that each step is stored and encoded once, and
-that it learns."""
+"""The views of ppo_framestack.py: what they read; each step is stored and encoded once."""
 
 from functools import partial
 
@@ -99,8 +98,7 @@ def begun(space, lengths, action_space=None, **flags):
 
 @torch.no_grad()
 def collect(part):
-    """One rollout after a change of the weights. `part` receives the views of each step, [T, N,
-    dim], and the games their actions."""
+    """One rollout with other weights; adds the views [T, N, dim] to `part`, actions to games."""
     part.views = []
     for parameter in part.agent.parameters():
         parameter += 0.01 * torch.randn_like(parameter)
@@ -131,8 +129,7 @@ def play(*args, num_rollouts=3, **flags):
 
 
 def test_gradient_reaches_the_encoder_through_all_views():
-    """A graph that is only seen through a view on the past trains the encoder, and so does a chosen
-    node."""
+    """A graph, or chosen node, that is only seen through a view trains the encoder."""
     for views, head in (
         ({"obs_shifts": "-2", "action_shifts": ""}, "auto"),
         ({"obs_shifts": "", "action_shifts": "-1"}, "nodes"),

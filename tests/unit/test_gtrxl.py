@@ -1,5 +1,4 @@
-"""The memory of ppo_gtrxl.py: one step at a time, a whole segment, and the formulas of the papers
-written out."""
+"""The memory of ppo_gtrxl.py: single steps, a whole segment, the papers' formulas written out."""
 
 from types import SimpleNamespace
 from unittest import mock
@@ -339,8 +338,7 @@ def test_gradients(memory_length):
 
 
 def test_no_gradient_into_the_past():
-    """What was remembered at collection is a constant; the weights of its keys and values are
-    not."""
+    """What was remembered is a constant; the weights of its keys and values are not."""
     agent = Bare(memory_length=6)
     x, starts = history(0, 6, 1, 2, 0.0)
     _, memory = walk(agent, x, starts, 6)

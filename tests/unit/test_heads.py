@@ -1,5 +1,4 @@
-"""Action heads: every joint action of small ragged batches is tried, in float64; the forms that
-actions have."""
+"""Action heads: every joint action of small ragged batches is tried, in float64; their forms."""
 
 import itertools
 from collections.abc import Callable
@@ -664,10 +663,3 @@ def test_actions_are_elements_of_a_sequence(space):
     expected = ppo_graph.to_env_actions(space.feature_space, {"": rows}, {})
     assert len(found) == len(expected) == 6
     assert all(np.array_equal(a, b) for a, b in zip(found, expected))
-
-
-def test_cost_of_a_choice_is_its_rows():
-    """The head of a choice has as many weights whatever n the Discrete space declares."""
-    agents = [setup(CASES["node masked"]._replace(action=D(n)))[0] for n in (50, 5000)]
-    one, two = (sum(p.numel() for p in agent.head.parameters()) for agent in agents)
-    assert one == two

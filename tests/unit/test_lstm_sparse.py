@@ -1,5 +1,4 @@
-"""The sparse recurrent state of ppo_lstm_sparse.py: its dense oracle, its kernel, collection
-against training."""
+"""The sparse recurrent state of ppo_lstm_sparse.py: its dense oracle, its kernel, its flags."""
 
 import gymnasium as gym
 import helpers
@@ -243,31 +242,6 @@ def test_dense_state_is_the_oracle(seed, density, reset, remember_edges, readout
             if known:
                 assert_close(state["edge_attr"], torch.stack([feature for _, feature in known]))
     assert torch.equal(states[-1]["action"], torch.ones(num_envs, 2))
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.lists(st.integers(0, 3), min_size=1, max_size=5))
-def test_select(seed, envs):
-    """The state of some envs, in any order and more than once; where one starts, nothing."""
-    rng, envs = np.random.default_rng(seed), np.array(envs)
-    names, steps = random_steps(rng, 4, 3, 7, 0.5, 0.1)
-    with torch.no_grad():
-        state = walk(make_memory(True, "mean"), steps, names)[1][-1] | {"action": torch.randn(4, 2)}
-    assert set(script.COUNTS) <= state.keys()
-    starts = rng.random(len(envs)) < 0.5
-    part = script.select(state, envs)
-    after = forget(part, starts)
-    assert part.keys() == after.keys() == state.keys()
-    for name, values in state.items():
-        if name in script.COUNTS:
-            rows = values.split(state[script.COUNTS[name]].tolist())
-            kept = [rows[i] for i, start in zip(envs, starts) if not start]
-            assert torch.equal(part[name], torch.cat([rows[i] for i in envs]))
-            assert torch.equal(after[name], torch.cat([values[:0], *kept]))
-        else:
-            mask = torch.from_numpy(starts).view(-1, *[1] * (values.dim() - 1))
-            assert torch.equal(part[name], values[envs])
-            assert torch.equal(after[name], values[envs].masked_fill(mask, 0))
 
 
 # ---- the kernel ----

@@ -1,5 +1,4 @@
-"""Every script x every kind of observation x every kind of action: training fits collection, every
-weight learns."""
+"""Every script x observation x action: training fits collection, every weight learns."""
 
 import contextlib
 import importlib

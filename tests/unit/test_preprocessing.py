@@ -1,5 +1,4 @@
-"""Running observation statistics, node ids and images: what the shared blocks do with observed
-values."""
+"""Running statistics, node ids, images: what the shared blocks do with observed values."""
 
 import importlib
 

@@ -21,9 +21,8 @@ def made(starts, goals, text=CORRIDOR, **kwargs):
     """An environment after reset() whose robots are and want to go there: (row, column)."""
     env = PogemaEnv(map=text, num_robots=len(starts), **kwargs)
     env.reset(seed=0)
-    env.place, env.goal = np.array([cell_of(env, *where) for where in (*starts, *goals)]).reshape(
-        2, -1
-    )
+    cells = [cell_of(env, *where) for where in (*starts, *goals)]
+    env.place, env.goal = np.array(cells).reshape(2, -1)
     env.occupant[:] = -1
     env.occupant[env.place] = np.arange(len(starts))
     env.to_go = env.steps_to_goals()
@@ -144,14 +143,9 @@ def test_tasks_and_moves_are_those_of_pogema(name, num, seeds, task, monkeypatch
     map_seed, task_seed = seeds
     env = PogemaEnv(name, num, task, 128, map_seed=map_seed, task_seed=task_seed)
     env.reset(seed=0)
-    config = GridConfig(
-        map=map_text(name, map_seed),
-        num_agents=num,
-        seed=task_seed,
-        on_target="restart" if task == "lifelong" else "nothing",
-        collision_system="soft",
-        observation_type="POMAPF",
-    )
+    end = "restart" if task == "lifelong" else "nothing"
+    how = dict(on_target=end, collision_system="soft", observation_type="POMAPF")
+    config = GridConfig(map=map_text(name, map_seed), num_agents=num, seed=task_seed, **how)
     kind = peer.PogemaLifeLong if task == "lifelong" else peer.PogemaCoopFinish
     theirs = kind(config)
     with warnings.catch_warnings():
@@ -160,10 +154,8 @@ def test_tasks_and_moves_are_those_of_pogema(name, num, seeds, task, monkeypatch
     rng = np.random.default_rng(1)
     num_reached = 0
     for _ in range(env.length):
-        for mine, other in (
-            (env.place, theirs.grid.positions_xy),
-            (env.goal, theirs.grid.finishes_xy),
-        ):
+        of_both = (env.place, theirs.grid.positions_xy), (env.goal, theirs.grid.finishes_xy)
+        for mine, other in of_both:
             row, column = np.divmod(mine, env.grid.width)
             assert list(zip(row, column)) == other
         nodes = env.observe()["graph"].nodes
@@ -208,11 +200,8 @@ def test_observation():
     assert np.allclose(edges, [[0.4, 0, 0.5, 1], [-0.4, 0, 0.5, 0]])
     assert obs["node_ids"].tolist() == [0, 1, 2]
     moved = env.step([RIGHT, LEFT, STAY])[0]["graph"].nodes[:, LAST:]
-    assert moved[:, 9:14].tolist() == [
-        [0, 0, 0, 1, 0],
-        [0, 0, 1, 0, 0],
-        [0, 0, 0, 0, np.float32(0.1)],
-    ]
+    expected = [[0, 0, 0, 1, 0], [0, 0, 1, 0, 0], [0, 0, 0, 0, np.float32(0.1)]]
+    assert moved[:, 9:14].tolist() == expected
 
     hidden = made([(0, 1), (2, 1)], [(0, 3), (0, 1)], text, cost_to_go=False, link_radius=0)
     nodes, edges, links = hidden.observe()["graph"]

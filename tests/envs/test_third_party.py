@@ -293,10 +293,8 @@ def test_table_of_third_party_runs(tmp_path, monkeypatch):
     assert third_party.mean_of_first(np.array([1.0, 3.0, 9.0]), np.array([2.0, 2.0, 5.0]), 3) == 2.0
     runs = tmp_path / "third_party" / "runs"
     runs.mkdir(parents=True)
-    kinds = [
-        third_party.Package("minigrid", "mini_*", 1, True, "Theirs."),
-        third_party.Package("popgym", "pop_*", 2, False, ""),
-    ]
+    kinds = [third_party.Package("minigrid", "mini_*", 1, True, "Theirs.")]
+    kinds += [third_party.Package("popgym", "pop_*", 2, False, "")]
     monkeypatch.setattr(third_party, "PACKAGES", kinds)
     suite = {"instance": ["a", "b"], "greedy": [110.0, 130.0], "best_known": [100.0, 100.0]}
     write_run(runs, "mini_a", "minigrid:A-v0", 2e-7, [(0.25, 2), (0.5, 2), (0.75, 4)], eval=suite)

@@ -27,9 +27,8 @@ from cleanrl_graph.envs.traffic import (
 )
 
 MISSING = [name for name in ("libsumo", "sumo_rl") if importlib.util.find_spec(name) is None]
-needs_sumo = pytest.mark.skipif(
-    bool(MISSING), reason=f"needs {MISSING}: pip install -r benchmark/traffic/requirements.txt"
-)
+NEEDED = f"needs {MISSING}: pip install -r benchmark/traffic/requirements.txt"
+needs_sumo = pytest.mark.skipif(bool(MISSING), reason=NEEDED)
 ignore_scalar_warning = pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
 
 
@@ -39,11 +38,8 @@ def make():
     envs = []
 
     def make_one(**kwargs):
-        env = gym.make(
-            "cleanrl_graph.envs:TrafficLights-v0",
-            disable_env_checker=True,
-            **{"map": "cologne3", "seconds": 200} | kwargs,
-        )
+        kwargs = {"map": "cologne3", "seconds": 200, "disable_env_checker": True} | kwargs
+        env = gym.make("cleanrl_graph.envs:TrafficLights-v0", **kwargs)
         envs.append(env.unwrapped)
         return env.unwrapped
 

@@ -140,10 +140,8 @@ def test_what_is_counted():
     """Tokens, lines and packed constructs of a small file, counted by hand."""
     figures = density.measure(SMALL)
     words = "import re class Words ( list ) : size : int = 0"
-    words += (
-        " def longest ( self , least , * names ) : a , b = 1 , 2 c = d = [ x for x in self if x ]"
-    )
-    words += " return max ( * c , key = lambda word : f-string )"
+    words += " def longest ( self , least , * names ) : a , b = 1 , 2"
+    words += " c = d = [ x for x in self if x ] return max ( * c , key = lambda word : f-string )"
     assert figures.tokens == len(words.split())
     assert figures.lines == 15 and figures.code_lines == 9
     assert figures.packed == 5  # the pair, the chain, the comprehension, the star, the lambda
@@ -227,11 +225,9 @@ def test_help_shows_every_flag(name, capsys):
     assert_help(text, flags + services, RUNTIME)
 
 
-OTHER_TYPE = [  # None by default: as the observations ask for
-    ("ppo_lstm_sparse", "update_epochs"),
-    ("ppo_gtrxl", "update_epochs"),
-    ("ppo_gtrxl", "ent_coef"),
-]
+# None by default: as the observations ask for
+OTHER_TYPE = [("ppo_lstm_sparse", "update_epochs"), ("ppo_gtrxl", "update_epochs")]
+OTHER_TYPE += [("ppo_gtrxl", "ent_coef")]
 
 
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "ppo_graph"])

@@ -309,10 +309,8 @@ def test_images_are_seen_alike_in_both_layouts():
     """HWC and CHW copies of one image, uint8 or float in 0..1, give the same features."""
     image = np.random.default_rng(0).integers(256, size=(3, 12, 10)).astype(np.uint8)
     hwc, floats = image.transpose(1, 2, 0), image / np.float32(255)
-    results = [
-        rows_of(spaces.Box(0, high, values.shape, values.dtype), [values])[0]
-        for values, high in ((image, 255), (hwc, 255), (floats, 1))
-    ]
+    of = lambda high, image: rows_of(spaces.Box(0, high, image.shape, image.dtype), [image])[0]
+    results = [of(255, image), of(255, hwc), of(1, floats)]
     torch.testing.assert_close(results[0], results[1], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(results[0], results[2], atol=1e-5, rtol=1e-5)
     assert results[0].shape == (1, 512)

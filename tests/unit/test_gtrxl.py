@@ -256,9 +256,8 @@ def reference(gtrxl, x, starts, memory_length):
                     logit = (by_content + by_distance) / d**0.5
                     logits.append(logit - (t - s) * w["decay"][n])
                 share = torch.stack(logits).exp() / torch.stack(logits).exp().sum()
-                heads.append(
-                    sum(weight * (w_value @ token) for weight, token in zip(share, tokens.values()))
-                )
+                values = [w_value @ token for token in tokens.values()]
+                heads.append(sum(weight * value for weight, value in zip(share, values)))
             y = w["out.weight"] @ torch.cat(heads)
             if net is gtrxl.layers[-1]:
                 found.append(y)

@@ -95,10 +95,8 @@ def random_steps(rng, num_envs, num_steps, num_keys, density, reset):
     def step():
         ids = rng.permutation(np.flatnonzero(rng.random(num_keys) < density))
         num_edges = int(rng.integers(6)) if len(ids) else 0
-        x, features = (
-            torch.from_numpy(rng.standard_normal(shape))
-            for shape in ((len(ids), 3), (num_edges, 2))
-        )
+        normal = lambda *shape: torch.from_numpy(rng.standard_normal(shape))
+        x, features = normal(len(ids), 3), normal(num_edges, 2)
         links = rng.integers(max(len(ids), 1), size=(num_edges, 2))
         return x, ids, links, features, rng.random() < reset
 

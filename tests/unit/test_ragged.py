@@ -11,16 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.spaces import (
-    Box,
-    Dict,
-    Discrete,
-    GraphInstance,
-    MultiDiscrete,
-    Sequence,
-    Text,
-    Tuple,
-)
+from gymnasium.spaces import Box, Dict, Discrete, GraphInstance, MultiDiscrete, Sequence, Tuple
 from helpers import (
     everything,
     graph_space,
@@ -343,10 +334,8 @@ def test_one_copy(monkeypatch):
 @given(st.lists(st.tuples(st.sampled_from("? B e f d h i q".split()), st.integers(0, 5))))
 def test_pack(kinds):
     """Arrays of any types and sizes, empty ones too, come back as they were."""
-    arrays = [
-        np.random.default_rng(k).integers(0, 2, (num, k % 3)).astype(kind)
-        for k, (kind, num) in enumerate(kinds)
-    ]
+    of = lambda k, num: np.random.default_rng(k).integers(0, 2, (num, k % 3))
+    arrays = [of(k, num).astype(kind) for k, (kind, num) in enumerate(kinds)]
     with mock.patch.object(ppo_graph, "to_device", lambda array, _: torch.from_numpy(array)):
         copies = ppo_graph.pack(arrays, Elsewhere())
     for array, own in zip(arrays, copies, strict=True):
@@ -364,9 +353,8 @@ def test_links_without_features():
 def test_declared_maximum_costs_nothing(tmp_path):
     """Raised tenfold, the same bytes are stored and computed, bit by bit."""
     flags = dict(env_id="envs:PoissonGraph-v0", num_steps=32, total_timesteps=192, save_model=True)
-    small, large = (
-        run(tmp_path / str(num), env_kwargs={"declared_max": num}, **flags) for num in (200, 2000)
-    )
+    of = lambda num: run(tmp_path / str(num), env_kwargs={"declared_max": num}, **flags)
+    small, large = of(200), of(2000)
     assert small.scalars.keys() == large.scalars.keys()
     for name in small.scalars.keys() - {"charts/SPS"}:
         assert small.scalars[name] == large.scalars[name], name
@@ -375,17 +363,20 @@ def test_declared_maximum_costs_nothing(tmp_path):
 
 
 # ---- Spaces ----
+TEXT = spaces.Text(5)
+
+
 @pytest.mark.parametrize(
     "space, leaf, name",
     [
-        (Text(5), "obs", "Text"),
+        (TEXT, "obs", "Text"),
         (spaces.OneOf([Discrete(2), vector(2)]), "obs", "OneOf"),
-        (Dict(a=Tuple((vector(2), Text(5)))), "a.1", "Text"),
-        (Sequence(Text(5)), "obs", "Text"),
+        (Dict(a=Tuple((vector(2), TEXT))), "a.1", "Text"),
+        (Sequence(TEXT), "obs", "Text"),
         (Dict(many=Sequence(graph_space())), "many", "Graph"),
         (Dict(many=Sequence(Sequence(vector(2)), stack=False)), "many", "Sequence"),
         (Sequence(Dict(a=vector(2), b=graph_space())), "obs.b", "Graph"),
-        (spaces.Graph(Text(3), None), "obs.nodes", "Text"),
+        (spaces.Graph(TEXT, None), "obs.nodes", "Text"),
     ],
 )
 def test_unsupported_space_is_named(space, leaf, name):

@@ -171,11 +171,8 @@ LONG = CARTPOLE | dict(num_steps=24, total_timesteps=3 * 72)
 AGENTS = any_env("graph_edges", "per_node", with_ids=True, norm_obs=True)
 GRAPH, SET, IMAGES = ("graph_edges", "element"), ("sequence", "element"), ("graph_image_vector",)
 KINDS = [(kind, action) for kind in ("box", "image") for action in ("discrete", "box", "tuple")]
-KINDS += [
-    (kind, action)
-    for kind in ("graph_edges", "sequence")
-    for action in ("discrete", "element", "box", "pair")
-]
+CHOICES = ("discrete", "element", "box", "pair")
+KINDS += [(kind, action) for kind in ("graph_edges", "sequence") for action in CHOICES]
 FAST, SLOW = True, False
 ROWS = [  # check, script, flags, whether it is one of the fast ones
     *(
@@ -271,13 +268,9 @@ def results(request, tmp_path_factory):
     items = (item for item in request.session.items if item.path.samefile(__file__))
     names = [item.callspec.params["name"] for item in items if "results" in item.fixturenames]
     file = tmp_path_factory.mktemp("virtual_cuda") / "results"
-    done = subprocess.run(
-        [sys.executable, __file__, file, *names],
-        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    env = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    how = dict(env=env, capture_output=True, text=True, timeout=600)
+    done = subprocess.run([sys.executable, __file__, file, *names], **how)
     found = dict(map(json.loads, file.read_text().splitlines()))
     died = [f"the process ended with {done.returncode}: {done.stderr[-1000:]}"]
     return {name: found.get(name, died) for name in names}

@@ -1,52 +1,68 @@
-"""Action masks from info["action_mask"], found by themselves: which actions they leave, their times
-and errors."""
+"""Action masks from info and other places: what is found, what they leave, their times, errors."""
 
 import contextlib
 import importlib
 import re
 from functools import partial
 
+import cloudpickle
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from helpers import MASK, UsageErrors, graph_space, make_envs, plain, run, small_args, vector
+from helpers import IDS, MASK, UsageErrors, graph_space, make_envs, plain, run, small_args, vector
 
 from cleanrl_graph import ppo_graph
 from cleanrl_graph.envs import fitting
-from cleanrl_graph.envs.wrappers import InfoActionMask
+from cleanrl_graph.envs.wrappers import InfoActionMask, wrap, wrap_all
 from cleanrl_graph.services import command
 
 A, B = np.array([1, 0, 1], np.int8), np.array([0, 1], np.int8)
-ROWS = spaces.MultiDiscrete([[3, 2], [2, 3]])
-PAIR = spaces.Tuple((spaces.Discrete(3), spaces.Discrete(2, start=4)))
-MIXED = spaces.Tuple((spaces.Discrete(3), vector(2), spaces.MultiBinary(2), spaces.Discrete(2)))
+D, MD = spaces.Discrete, spaces.MultiDiscrete
+BOX = vector(2)
+PAIR = spaces.Tuple((D(3), D(2, start=4)))
+MIXED = spaces.Tuple((D(3), BOX, spaces.MultiBinary(2), D(2)))
+NESTED = spaces.Dict(z=D(3), y=BOX, x=spaces.Tuple((BOX, D(2))))
 FORMATS = {  # action space, mask, its entries
-    "list": (spaces.Discrete(3, start=7), [True, False, True], [1, 0, 1]),
-    "parts": (spaces.MultiDiscrete([3, 2]), (A, B), [1, 0, 1, 0, 1]),
-    "rows": (ROWS, ((A, B), (B, A)), [1, 0, 1, 0, 1, 0, 1, 1, 0, 1]),
+    "array": (D(3), A, [1, 0, 1]),
+    "list": (D(3, start=7), [True, False, True], [1, 0, 1]),
+    "parts": (MD([3, 2]), (A, B), [1, 0, 1, 0, 1]),
+    "flat": (MD([3, 2]), np.concatenate([A, B]), [1, 0, 1, 0, 1]),
+    "rows": (MD([[3, 2], [2, 3]]), ((A, B), (B, A)), [1, 0, 1, 0, 1, 0, 1, 1, 0, 1]),
+    "matrix": (MD([3, 3]), np.stack([A, 1 - A]), [1, 0, 1, 0, 1, 0]),
+    "None for all columns": (MD([3, 2]), None, [1] * 5),
+    "tuple": (PAIR, (A, B), [1, 0, 1, 0, 1]),
     "None allows all": (PAIR, (None, B), [1, 1, 1, 0, 1]),
-    "mixed": (MIXED, (A, None, None, B), [1, 0, 1, 1, 1, 1, 1, 0, 1]),
-    "only the discrete parts": (MIXED, (A, B), [1, 0, 1, 1, 1, 1, 1, 0, 1]),
+    "None for all": (PAIR, None, [1] * 5),
+    "mixed": (MIXED, (A, None, None, B), [1, 0, 1, 0, 1]),
+    "only the discrete parts": (MIXED, (A, B), [1, 0, 1, 0, 1]),
+    # in the order of the space
+    "dict": (NESTED, {"x": (None, B), "y": None, "z": A}, [1, 0, 1, 0, 1]),
+    "dict without a key": (NESTED, {"x": (None, B)}, [1, 1, 1, 0, 1]),
+}
+NEW_FORMS = {  # which make_envs and wrap_all find
+    "may each bit be 1": (spaces.MultiBinary(3), [1, 0, 1], [1, 0, 1]),
+    "two entries a bit": (spaces.MultiBinary(2), [[1, 0], [1, 1]], [1, 0, 1, 1]),
+    "bits beside options": (MIXED, (A, None, [0, 1], B), [1, 0, 1, 0, 1, 0, 1]),
+    "pairs": (MD([3, 2]), np.eye(3, 2, dtype=np.int8), [1, 0, 0, 1, 0, 0]),
+    "pairs of a Tuple": (PAIR, np.eye(3, 2, dtype=bool), [1, 0, 0, 1, 0, 0]),
 }
 
 
 class Masked(gym.Env):
-    """Shows how many steps it made in all its episodes, with masks[that number] in info, which is
-    left out where it is "no"; an episode ends with its `length`-th step."""
+    """Shows how many steps it made in all its episodes, or `obs`, with masks[that number] in info,
+    which is left out where it is "no"; an episode ends with its `length`-th step."""
 
-    def __init__(
-        self, masks, action_space=None, length=100, truncated=True, observation_space=None
-    ):
+    def __init__(self, masks, action_space=None, length=100, truncated=True, space=None, obs=None):
         self.masks, self.length, self.truncated, self.num = masks, length, truncated, -1
-        self.action_space = spaces.Discrete(3) if action_space is None else action_space
-        self.observation_space = observation_space or vector(1, low=0, high=100)
+        self.action_space = D(3) if action_space is None else action_space
+        self.observation_space, self.obs = space or vector(1, low=0, high=100), obs
 
     def observe(self):
         mask = self.masks[min(self.num, len(self.masks) - 1)]
         info = {} if isinstance(mask, str) else {"action_mask": mask}
-        return np.array([self.num], np.float32), info
+        return np.array([self.num], np.float32) if self.obs is None else self.obs, info
 
     def reset(self, *, seed=None, options=None):
         self.num, self.t = self.num + 1, 0
@@ -69,10 +85,18 @@ def arrays_of(flat, envs):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_actions_obey(name):
-    """The policy draws what the mask allows, whatever its format."""
+def test_formats(name):
+    """Masks as gymnasium's `sample` takes them, of lists or arrays, and without the parts that have
+    none. The policy draws what they allow."""
     action_space, mask, entries = FORMATS[name]
-    envs = make_envs([lambda: wrapped([mask], action_space)])
+    env = wrapped([mask], action_space)
+    assert env.observation_space["action_mask"] == spaces.MultiBinary(len(entries))
+    for obs, info in (env.reset(), env.step(None)[::4]):
+        assert obs["action_mask"].tolist() == entries and obs in env.observation_space
+        assert info["action_mask"] is mask and env.action_space is action_space
+    if action_space is MIXED:  # the services' masks have two entries a bit
+        entries = [*entries[:3], 1, 1, 1, 1, *entries[3:]]
+    envs = make_envs([lambda: env])
     flat = envs.reset(0).obs
     assert arrays_of(flat, envs)["action_mask"].tolist() == [entries]
     agent = ppo_graph.Agent(envs.leaves, action_space, small_args())
@@ -86,40 +110,82 @@ def test_actions_obey(name):
             assert sorted(set(column.tolist())) == np.flatnonzero(own).tolist()
 
 
-class InfoMask(gym.Env):
-    """One pair of actions is allowed, by the mask in info alone, and earns 1."""
-
-    observation_space, action_space = vector(1), spaces.MultiDiscrete([3, 2])
-
-    def mask(self):
-        self.allowed = self.np_random.integers(3), self.np_random.integers(2)
-        parts = [np.eye(n, dtype=np.int8)[a] for n, a in zip((3, 2), self.allowed)]
-        return {"action_mask": tuple(parts)}
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(1, np.float32), self.mask()
-
-    def step(self, action):
-        reward, is_late = float(tuple(action) == self.allowed), self.np_random.random() < 0.2
-        return np.zeros(1, np.float32), reward, False, bool(is_late), self.mask()
+@pytest.mark.parametrize("name", NEW_FORMS)
+def test_masks_of_bits_and_of_pairs(name):
+    """They have as many entries as the first one; a last observation without one allows all."""
+    action_space, mask, entries = NEW_FORMS[name]
+    env = wrap_all(Masked([mask, mask, "no"], action_space, 2), ())
+    assert env.observation_space["action_mask"] == spaces.MultiBinary(len(entries))
+    obs, _ = env.reset()
+    assert obs["action_mask"].tolist() == entries and obs in env.observation_space
+    assert env.step(None)[0].keys() == {"obs"}
+    assert env.step(None)[0]["action_mask"].tolist() == [1] * len(entries)
 
 
-gym.register("InfoMask-v0", entry_point=InfoMask)
+def test_masks_that_are_missing_or_malformed():
+    """Where info has none the observation has none, and what does not fit is left to be found and
+    named; what should be a dict and is none goes on as it is."""
+    env = wrapped([A, "no", [1, 0, 1, 1], A / 2, 0 * A])
+    assert env.reset()[0].keys() == {"obs", "action_mask"}
+    obs, *rest = env.step(0)
+    assert obs.keys() == {"obs"} and rest == [0, False, False, {}]
+    masks = [env.step(0)[0]["action_mask"].tolist() for _ in range(3)]
+    assert masks == [[1, 0, 1, 1], [0.5, 0, 0.5], [0, 0, 0]]
+    env = wrapped([(A, B), (A,)], PAIR)
+    env.reset()
+    assert env.step(0)[0]["action_mask"].shape == (3,)
+    env = wrapped(["no"], space=spaces.Dict(a=BOX), obs={"a": A})
+    assert env.reset()[0].keys() == {"a"}
+    for own in (env, wrap(env.env, "z:skill:2")):
+        env.env.observe = lambda: (None, {})
+        assert own.reset()[0] is None and own.step(0)[0] is None
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_mask_is_found(workers, tmp_path):
-    """A mask in info, one array per part, is obeyed in every step of every episode, in training and
-    evaluation."""
-    rows, scalars, *_ = run(tmp_path, env_id="InfoMask-v0", num_workers=workers, eval_episodes=5)
-    assert len(rows) == 5 and all(row["return"] == row["length"] for row in rows)
+@pytest.mark.parametrize(
+    "space", [BOX, spaces.Dict(a=BOX, b=spaces.Tuple([BOX])), spaces.Sequence(D(3))]
+)
+def test_masks_for_actions_without_options(space):
+    """There is nothing to mask."""
+    words = r"^info\['action_mask'\] of <Masked.*>: .* has no part to be masked"
+    with pytest.raises(gym.error.Error, match=words):
+        wrapped([A], space)
+
+
+@pytest.mark.parametrize("name", ["action_mask", "action_masks", "legal_moves", "legal_actions"])
+def test_a_method_is_never_ignored(name):
+    """It is used where it fits, under any name that a mask has; else a note says why not."""
+    for method, why in (
+        (lambda: A, ""),
+        (lambda: A / 2, "is [0.5"),
+        (lambda player: A, "needs arguments"),
+    ):
+        env = Masked(["no"])
+        setattr(env, name, method)
+        env = wrap_all(env, ())
+        if why:
+            assert env.observation_space == vector(1, low=0, high=100)
+            assert f"the method {name}() {why}" in env.mask_note
+        else:
+            assert env.mask_note == f"the mask of actions is the method {name}(), 3 entries"
+            assert env.reset()[0]["action_mask"].tolist() == A.tolist()
+
+
+def assert_obeyed(folder, **flags):
+    rows, scalars, *_ = run(folder, eval_episodes=3, **flags)
+    assert len(rows) == 3 and all(row["return"] == row["length"] for row in rows)
     assert scalars["charts/episodic_return"] == scalars["charts/episodic_length"]
 
 
 def test_masks_of_taxi(tmp_path):
-    """An environment of gymnasium's that has its masks in info: no move against a wall, no illegal
-    drop-off."""
+    """Gymnasium's own: no move against a wall, no illegal drop-off. A copy goes on alike."""
+    env = InfoActionMask(gym.make("Taxi-v4", max_episode_steps=5))
+    env.reset(seed=0)
+    env.step(0)
+    copy = cloudpickle.loads(cloudpickle.dumps(env))
+    for _ in range(4):
+        row, other = env.step(1), copy.step(1)
+        np.testing.assert_equal(row, other)
+    assert row[3]
     run_ = run(tmp_path, env_id="Taxi-v4", env_kwargs={"max_episode_steps": 10})
     assert min(value for _, value in run_.scalars["charts/episodic_return"]) >= -10
 
@@ -132,9 +198,8 @@ def test_keys_keep_their_meaning():
             graph = spaces.GraphInstance(np.zeros((2, 3), np.float32), None, None)
             return {"g": graph, "node_ids": np.array([5, 9])}, super().observe()[1]
 
-    ids = spaces.Sequence(spaces.Box(0, 9, (), np.int64), stack=True)
-    space = spaces.Dict(g=graph_space(), node_ids=ids)
-    envs = make_envs([lambda: InfoActionMask(Ids([A], observation_space=space))])
+    space = spaces.Dict(g=graph_space(), node_ids=IDS)
+    envs = make_envs([lambda: InfoActionMask(Ids([A], space=space))])
     groups = {leaf.path: leaf.group for leaf in envs.leaves}
     own = {name: name for name in ("g.nodes", "g.edge_links", "node_ids")}
     assert groups == own | {"action_mask": ""}
@@ -171,17 +236,12 @@ def test_masks_belong_to_their_observations(workers, truncated):
     assert finals == rows(3, 7) * truncated
 
 
-THREE = spaces.Discrete(3)
 DECLARED = r"where dtype int8, shape \({},\) is declared"
-FAULTS = {  # masks of the first four observations, what the error says of the third one, of step 2
-    "too long": ([A, A, [1, 0, 1, 1]], THREE, rf"dtype int64, shape \(4,\) {DECLARED.format(3)}"),
-    "too few parts": (
-        [(A, B), (A, B), (A,)],
-        PAIR,
-        rf"dtype int8, shape \(3,\) {DECLARED.format(5)}",
-    ),
-    "fractions": ([A, A, A / 2], THREE, rf"dtype float64, shape \(3,\) {DECLARED.format(3)}"),
-    "missing": ([A, A, "no"], THREE, "cannot be read: KeyError 'action_mask'"),
+FAULTS = {  # first mask, that of step 2, what the error says of it
+    "too long": (A, [1, 0, 1, 1], rf"dtype int64, shape \(4,\) {DECLARED.format(3)}"),
+    "too few parts": ((A, B), (A,), rf"dtype int8, shape \(3,\) {DECLARED.format(5)}"),
+    "fractions": (A, A / 2, rf"dtype float64, shape \(3,\) {DECLARED.format(3)}"),
+    "missing": (A, "no", "cannot be read: KeyError 'action_mask'"),
 }
 
 
@@ -189,8 +249,9 @@ FAULTS = {  # masks of the first four observations, what the error says of the t
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_are_named(fault, workers):
     """Env, leaf, step and value."""
-    masks, action_space, sentence = FAULTS[fault]
-    makers = [partial(wrapped, own, action_space) for own in (masks[:1], masks)]
+    mask, wrong, sentence = FAULTS[fault]
+    action_space = PAIR if isinstance(mask, tuple) else D(3)
+    makers = [partial(wrapped, own, action_space) for own in ([mask], [mask, mask, wrong])]
     with contextlib.closing(make_envs(makers, workers)) as envs:
         envs.reset(0)
         envs.step([0, 0])
@@ -211,25 +272,18 @@ def test_no_mask_is_needed_where_an_episode_is_over(truncated):
 
 
 gym.register("Masked-v0", entry_point=Masked)
-BOX = {"masks": [[1, 0]], "action_space": vector(2)}
-gym.register("MaskedBox-v0", entry_point=Masked, kwargs=BOX)
 
 
-def test_masks_that_cannot_be_used(tmp_path):
-    """Those that the first reset does not have are an error and are not ignored; in a Box there is
-    nothing to mask."""
+def test_masks_that_come_late(tmp_path):
+    """Those that the first reset does not have are an error and are not ignored."""
     masks = {"masks": ["no", "no", "no", [1, 0, 1]]}  # the first two are those of two resets
     words = "env 0, step 2: info has an action_mask, the first reset"
     with pytest.raises(UsageErrors, match=words):
         run(tmp_path, env_id="Masked-v0", env_kwargs=masks)
-    words = r"info\['action_mask'\].*Box.* has no part"
-    with pytest.raises((gym.error.Error, *UsageErrors), match=words):
-        run(tmp_path, env_id="MaskedBox-v0")
 
 
 class Elsewhere(gym.Env):
-    """One of 6 actions, from `start` on, is allowed and earns 1; the mask is in `place`, under
-    `name`, in a `form`."""
+    """One of 6 actions, from `start` on, is allowed and earns 1."""
 
     def __init__(self, place, name, form="array", start=0, late=False):
         self.place, self.name, self.form, self.late = place, name, form, late
@@ -275,6 +329,7 @@ gym.register("Elsewhere-v0", entry_point=Elsewhere)
 @pytest.mark.parametrize(
     "kwargs, note",
     [
+        (dict(place="info", name="action_mask"), "info['action_mask']"),
         (dict(place="info", name="mask"), "info['mask']"),
         (dict(place="info", name="action_masks", form="bools", start=3), "info['action_masks']"),
         (dict(place="info", name="legal_actions", form="indices", start=3), "['legal_actions']"),
@@ -288,15 +343,13 @@ def test_masks_under_other_names(kwargs, note, workers, tmp_path, capfd):
     """They are found, obeyed in every step, and named in one of the first lines."""
     with contextlib.closing(services_envs(kwargs, workers)) as envs:
         leaves = {leaf.path for leaf in envs.leaves}
-        assert "action_mask" in leaves and kwargs["name"] not in leaves
+        assert leaves == (
+            {"x", "action_mask"} if kwargs["place"] == "obs" else {"obs", "action_mask"}
+        )
     err = capfd.readouterr().err
     assert err.count("the mask of actions is ") == 1 and f"{note}, 6 entries\n" in err
     if workers == 0 or kwargs["place"] == "method":
-        flags = dict(env_id="Elsewhere-v0", env_kwargs=kwargs, num_workers=workers)
-        ran = run(tmp_path, **flags, eval_episodes=3)
-        assert len(ran.rows) == 3 and all(row["return"] == row["length"] for row in ran.rows)
-        scalars = ran.scalars
-        assert scalars["charts/episodic_return"] == scalars["charts/episodic_length"]
+        assert_obeyed(tmp_path, env_id="Elsewhere-v0", env_kwargs=kwargs, num_workers=workers)
 
 
 def services_envs(kwargs, workers=0):
@@ -354,16 +407,14 @@ class Stuck(gym.Env):
 
     def __init__(self, kind="nodes"):
         self.kind = kind
-        self.action_space = spaces.Discrete(4)
-        rows = spaces.Sequence(vector(3), stack=True)
+        self.action_space = spaces.Sequence(D(2)) if kind == "agents" else D(4)
         children = {"graph": graph_space(), "action_mask": MASK}
         if kind == "avail_actions":
-            children = {"obs": vector(2), "avail_actions": rows, "action_mask": MASK}
+            rows = spaces.Sequence(vector(3), stack=True)
+            children = {"obs": BOX, "avail_actions": rows, "action_mask": MASK}
         if kind == "agents":
-            self.action_space = spaces.Sequence(spaces.Discrete(2))
             pairs = spaces.Sequence(spaces.MultiBinary(2), stack=True)
-            ids = spaces.Sequence(spaces.Box(0, 9, (), np.int64), stack=True)
-            children = {"graph": graph_space(), "action_mask": pairs, "node_ids": ids}
+            children |= {"action_mask": pairs, "node_ids": IDS}
         self.observation_space = vector(2) if kind == "info" else spaces.Dict(children)
 
     def observe(self):
@@ -396,20 +447,15 @@ class Stuck(gym.Env):
 
 
 gym.register("NoOption-v0", entry_point=Stuck)
-SCRIPTS = (
-    "ppo_graph ppo_framestack ppo_gtrxl ppo_lstm_sparse ppo_graph_async ppo_graph_aux "
-    "ppo_graph_compile ppo_graph_agents"
-).split()
+SCRIPTS = "framestack gtrxl lstm_sparse graph graph_async graph_aux graph_compile".split()
+KINDS = [(name, kind) for name in SCRIPTS for kind in ("nodes", "avail_actions", "info")]
 
 
-@pytest.mark.parametrize("kind", ["nodes", "avail_actions", "info", "agents"])
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name, kind", [*KINDS, ("graph_agents", "agents")])
 def test_steps_without_an_action(name, kind, tmp_path):
     """They do not end a training, nor do last observations without masks or without rows."""
-    if (kind == "agents") != (name == "ppo_graph_agents"):
-        pytest.skip("the script is for other actions")
-    script = importlib.import_module(f"cleanrl_graph.{name}")
+    script = importlib.import_module(f"cleanrl_graph.ppo_{name}")
     ran = run(tmp_path, script, env_id="NoOption-v0", env_kwargs={"kind": kind}, eval_episodes=2)
     assert [row["length"] for row in ran.rows] == [4, 4]
-    if name != "ppo_graph_async":
+    if name != "graph_async":
         assert max(value for _, value in ran.scalars["debug/collection_mismatch"]) < 1e-5

@@ -25,8 +25,7 @@ NEEDS = "is not a requirement of this project; benchmark/third_party.sh installs
 
 # ---- Atari-v0 on a fake game ----
 class FakeGame(gym.Env):
-    """Stands for a preprocessed game: 3 lives, one is lost in every 4th step; a step earns 5; frame
-    t is full of t."""
+    """A game of 3 lives, one is lost in every 4th step; a step earns 5; frame t is full of t."""
 
     action_space = spaces.Discrete(4)
 
@@ -68,8 +67,7 @@ def fake(monkeypatch):
 
 @pytest.mark.parametrize("module", ["ale_py", "cv2"])
 def test_missing_package_is_named(module, monkeypatch, tmp_path):
-    """Without ale-py or opencv the run says what to install, and everything else can be
-    imported."""
+    """The run says what to install, and everything else can be imported."""
     for name in ("ale_py", "cv2"):
         found = None if name == module else sys.modules.get(name, sys)
         monkeypatch.setitem(sys.modules, name, found)
@@ -79,8 +77,7 @@ def test_missing_package_is_named(module, monkeypatch, tmp_path):
 
 
 def test_a_life_is_an_episode(fake):
-    """A lost life ends an episode but not the game, which goes on after a no-op and FIRE; info
-    tells them apart."""
+    """A lost life ends an episode but not the game, which goes on after a no-op and FIRE."""
     env = atari.AtariEnv()
     game, ends = env.game, []
     first, _ = env.reset(seed=0)
@@ -102,8 +99,7 @@ def test_a_life_is_an_episode(fake):
 
 
 def test_whole_games_and_rewards_as_they_are(fake):
-    """Without episodic_life and clip_reward an episode is a game and the reward its score; without
-    FIRE no button is pressed."""
+    """An episode can be a game and the reward its score; without FIRE nothing is pressed."""
     fake(meanings=["NOOP", "LEFT", "RIGHT", "UP"])
     env = atari.AtariEnv(episodic_life=False, clip_reward=False)
     env.reset(seed=0)
@@ -128,8 +124,7 @@ def test_game_that_ends_in_its_first_actions(fake):
 
 
 def test_frames(fake):
-    """The last frames, newest last, and copies of the first one where an episode begins; a limit
-    truncates."""
+    """The last frames, newest last, at first copies of the first one; a limit truncates."""
     fake(limit=5)
     env = atari.AtariEnv(frames=3)
     obs, _ = env.reset(seed=0)
@@ -146,8 +141,7 @@ def test_frames(fake):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_log_has_the_score_of_whole_games(fake, workers, tmp_path):
-    """What is logged and evaluated is the raw return and length of whole games, not of clipped
-    lives."""
+    """What is logged is the raw return and length of whole games, not of clipped lives."""
     flags = dict(env_id="envs:Atari-v0", num_envs=2, num_steps=16, total_timesteps=64)
     flags |= dict(obs_shifts="-1:0", action_shifts="", reward_shifts="")
     flags |= dict(num_workers=workers, eval_episodes=2)
@@ -161,8 +155,7 @@ def test_log_has_the_score_of_whole_games(fake, workers, tmp_path):
 # ---- Raw returns of any environment ----
 @pytest.mark.parametrize("envs_of", [ppo_graph.Envs, helpers.make_envs])
 def test_returns_of_record_episode_statistics(envs_of):
-    """Gymnasium's RecordEpisodeStatistics inside wrappers that change the reward gives the logged
-    return, with services and without."""
+    """Gymnasium's RecordEpisodeStatistics inside other wrappers gives the logged return."""
 
     def make():
         env = gym.wrappers.RecordEpisodeStatistics(gym.make("CartPole-v1"))
@@ -241,13 +234,6 @@ def test_atari_games_differ():
         make_envs("envs:Atari-v0", game="NoSuchGame")
 
 
-def test_minigrid_text_is_read():
-    """The mission, "get to the green goal square", is a set of words."""
-    need("minigrid")
-    envs = make_envs("minigrid:MiniGrid-Empty-5x5-v0")
-    assert envs.reset(0).obs.counts["mission"].tolist() == [6, 6]
-
-
 @pytest.mark.parametrize("name", ["Image", "Flat", "Dict"])
 def test_minigrid_wrapped(name, tmp_path):
     """MiniGrid with its own wrappers through a module that registers ids."""
@@ -259,8 +245,7 @@ def test_minigrid_wrapped(name, tmp_path):
 
 @pytest.mark.parametrize("kwargs", [{}, {"instance": "ft06"}, {"jobs": [2, 2], "machines": [4, 4]}])
 def test_job_shop_lib(kwargs):
-    """Graphs that shrink, masks that allow what they allow, a return of minus the makespan, seeds
-    that repeat."""
+    """Graphs that shrink, masks, a return of minus the makespan, seeds that repeat."""
     need("job_shop_lib")
     make = partial(make_envs, "job_shop_lib_graphs:JobShopLib-v0", **kwargs)
     first, second = (play(make(), 80, np.random.default_rng(0)) for _ in range(2))
@@ -302,17 +287,14 @@ def write_run(folder, name, env_id, mismatch, returns, package=("minigrid", "3.2
 
 
 def test_table_of_third_party_runs(tmp_path, monkeypatch):
-    """Returns at start and end, gaps of an eval suite, and an exit code for what is missing or does
-    not agree."""
+    """Returns at start and end, gaps of a suite; the exit code says what is missing or wrong."""
     import third_party
 
     assert third_party.mean_of_first(np.array([1.0, 3.0, 9.0]), np.array([2.0, 2.0, 5.0]), 3) == 2.0
     runs = tmp_path / "third_party" / "runs"
     runs.mkdir(parents=True)
-    kinds = [
-        third_party.Package("minigrid", "mini_*", 1, True, "Theirs."),
-        third_party.Package("popgym", "pop_*", 2, False, ""),
-    ]
+    kinds = [third_party.Package("minigrid", "mini_*", 1, True, "Theirs.")]
+    kinds += [third_party.Package("popgym", "pop_*", 2, False, "")]
     monkeypatch.setattr(third_party, "PACKAGES", kinds)
     suite = {"instance": ["a", "b"], "greedy": [110.0, 130.0], "best_known": [100.0, 100.0]}
     write_run(runs, "mini_a", "minigrid:A-v0", 2e-7, [(0.25, 2), (0.5, 2), (0.75, 4)], eval=suite)

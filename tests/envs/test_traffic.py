@@ -27,9 +27,8 @@ from cleanrl_graph.envs.traffic import (
 )
 
 MISSING = [name for name in ("libsumo", "sumo_rl") if importlib.util.find_spec(name) is None]
-needs_sumo = pytest.mark.skipif(
-    bool(MISSING), reason=f"needs {MISSING}: pip install -r benchmark/traffic/requirements.txt"
-)
+NEEDED = f"needs {MISSING}: pip install -r benchmark/traffic/requirements.txt"
+needs_sumo = pytest.mark.skipif(bool(MISSING), reason=NEEDED)
 ignore_scalar_warning = pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
 
 
@@ -39,11 +38,8 @@ def make():
     envs = []
 
     def make_one(**kwargs):
-        env = gym.make(
-            "cleanrl_graph.envs:TrafficLights-v0",
-            disable_env_checker=True,
-            **{"map": "cologne3", "seconds": 200} | kwargs,
-        )
+        kwargs = {"map": "cologne3", "seconds": 200, "disable_env_checker": True} | kwargs
+        env = gym.make("cleanrl_graph.envs:TrafficLights-v0", **kwargs)
         envs.append(env.unwrapped)
         return env.unwrapped
 
@@ -52,25 +48,24 @@ def make():
         env.close()
 
 
-def random_action(observation, rng):
-    return traffic.random(observation, rng)
-
-
 def flat(observation):
     graph = observation["graph"]
     arrays = (graph.nodes, graph.edges, graph.edge_links, observation["action_mask"])
     return [(a.dtype.str, a.shape, a.tobytes()) for a in arrays]
 
 
-def trace(env, num_steps, seed=None):
-    """What an episode of random actions returns, from a reset on."""
+def steps(env, num_steps, seed=None):
+    """What each step of an episode of random actions returns, from a reset on."""
     rng = np.random.default_rng(5)
     observation, _ = env.reset(seed=seed)
-    out = [flat(observation)]
+    yield flat(observation)
     for _ in range(num_steps):
-        observation, reward, _, truncated, info = env.step(random_action(observation, rng))
-        out += [flat(observation), reward, truncated, info["rewards"].tolist(), info.get("eval")]
-    return out
+        observation, reward, _, truncated, info = env.step(traffic.random(observation, rng))
+        yield flat(observation), reward, truncated, info["rewards"].tolist(), info.get("eval")
+
+
+def trace(*args, **kwargs):
+    return list(steps(*args, **kwargs))
 
 
 def num_trips(env, seed=0):
@@ -87,16 +82,21 @@ def departures(env):
     return np.sort([t - begin for t in times if t >= begin])
 
 
+def play(env, action):
+    """The last info of an episode of the same action, without a reset."""
+    truncated = False
+    while not truncated:
+        *_, truncated, info = env.step(action)
+    return info
+
+
 # ---- Without SUMO ----
-def test_yellow():
-    """Yellow is shown where green ends, and nowhere else."""
+def test_yellow_and_green():
+    """Yellow is shown where green ends, and nowhere else. Green phases are those of a program that
+    let somebody go, each once; too many are an error."""
     assert yellow_state("GGgrrs", "GrrGrr") == "Gyyrrs"
     assert yellow_state("GrG", "GrG") == "GrG"
     assert yellow_state("Grs", "ggs") == "Grs"  # nobody must stop
-
-
-def test_green_phases():
-    """Those of a program that let somebody go, each once; too many are an error."""
     assert green_phases(["Grr", "yrr", "rrr", "rgG", "ryy", "Grr"], "x") == ["Grr", "rgG"]
     states = [f"{i:04b}".replace("0", "r").replace("1", "G") for i in range(1, 10)]
     with pytest.raises(ValueError, match="Light x has 9 green phases"):
@@ -130,8 +130,7 @@ def test_suites():
 @ignore_scalar_warning
 @pytest.mark.parametrize("name", MAPS)
 def test_maps(make, name):
-    """Each map's observations are in the space, its roads are in both directions, and each of its
-    lights has a phase with a lane."""
+    """Observations are in the space, roads in both directions, each light has a lane."""
     env = make(map=name, seconds=10)
     observation, info = env.reset(seed=0)
     assert info == {} and env.observation_space.contains(observation)
@@ -149,10 +148,9 @@ def test_maps(make, name):
     assert graph.edges.shape == (2 * half, len(EDGE_FEATURES))
     assert graph.edges[:half, 0].all() and not graph.edges[half:, 0].any()
     np.testing.assert_array_equal(graph.edges[:half, 1:], graph.edges[half:, 1:])
-    assert (graph.edges[:, 1:3] > 0).all() and (
-        graph.edge_links[:, 0] != graph.edge_links[:, 1]
-    ).all()
-    action = random_action(observation, np.random.default_rng(0))
+    assert (graph.edges[:, 1:3] > 0).all()
+    assert (graph.edge_links[:, 0] != graph.edge_links[:, 1]).all()
+    action = traffic.random(observation, np.random.default_rng(0))
     assert env.action_space.contains(action)
     observation, reward, terminated, truncated, info = env.step(action)
     assert env.observation_space.contains(observation) and not terminated and not truncated
@@ -201,7 +199,7 @@ def test_criteria(make):
                     seen = phase_column(observation, feature)[i, k]
                     assert seen == phases[i, j, COLUMN[feature]]
         assert observation["action_mask"].all()
-        action = random_action(observation, rng)
+        action = traffic.random(observation, rng)
         shown = env.shown[np.arange(len(action)), action]
         observation, _, _, truncated, _ = env.step(action)
         assert (env.current == shown).all()
@@ -215,17 +213,13 @@ def test_rules_are_criteria(make, rule):
     name = {"greedy": "vehicles_in", "queue_pressure": "pressure"}.get(rule, rule)
     env = make(map="grid4x4", seconds=300)
     env.reset(seed=3)
-    action = np.full(16, traffic.CRITERIA.index(name))
-    truncated = False
-    while not truncated:
-        _, _, _, truncated, info = env.step(action)
+    info = play(env, np.full(16, traffic.CRITERIA.index(name)))
     assert info["eval"] == play_rule(make(map="grid4x4", seconds=300, choose="phases"), rule, 3)
 
 
 @needs_sumo
 def test_phases_follow_actions(make):
-    """The chosen phase is what the light shows after a decision; yellow comes between different
-    ones; `since` counts."""
+    """It is what the light shows after a decision; yellow is between two; `since` counts."""
     env = make(yellow=2, interval=5, choose="phases")
     observation, _ = env.reset(seed=0)
     num = len(observation["node_ids"])
@@ -267,11 +261,16 @@ def test_red(make):
 
 
 @needs_sumo
-def test_far(make):
-    """Lanes up to 500 m before a light hold those up to 100 m, and vehicles that are not there."""
+def test_lanes(make):
+    """Those up to 500 m before a light hold those up to 100 m, and vehicles that are not there. A
+    phase for left turns from a lane that is also that of vehicles that go on counts a vehicle less
+    than the phase for both."""
     env = make(map="cologne8", seconds=300)
     observation, _ = env.reset(seed=0)
     lights = env.lights
+    light = lights.names.index("26110729")
+    both, left = lights.lanes_in[8 * light + 2 : 8 * light + 4]
+    assert ((both > 0) == (left > 0)).all() and both.max() == 1 and left.max() < 1
     assert (lights.lanes_far <= 1).all() and (lights.upstream >= lights.own_in).all()
     assert ((lights.lanes_far > 0) >= (lights.lanes_in > 0)).all()
     rng = np.random.default_rng(0)
@@ -279,7 +278,7 @@ def test_far(make):
     for _ in range(50):
         near = phase_column(observation, "vehicles_in")
         farther += (phase_column(observation, "far_in") - near).sum()
-        observation = env.step(random_action(observation, rng))[0]
+        observation = env.step(traffic.random(observation, rng))[0]
     assert farther > 0
 
 
@@ -288,19 +287,13 @@ def test_programs(make):
     """With None the lights follow their programs, also after actions."""
     env = make()
     env.reset(seed=0)
-    seen = [set() for _ in env.lights.names]
+    seen = []
     for k in range(30):
-        action = None
-        if 10 <= k < 15:
-            action = np.zeros(3, int)
-        env.step(action)
+        env.step(np.zeros(3, int) if 10 <= k < 15 else None)
         states = env.sumo.call("states")
-        if action is None:
-            assert env.states == states
-            if k >= 15:
-                for i, state in enumerate(states):
-                    seen[i].add(state)
-    assert all(len(states) > 2 for states in seen)
+        assert 10 <= k < 15 or env.states == states
+        seen.append(states)
+    assert all(len(set(own)) > 2 for own in zip(*seen[15:]))
 
 
 @needs_sumo
@@ -310,12 +303,9 @@ def test_wrong_actions(make):
     with pytest.raises(ValueError, match="call reset"):
         env.step([0, 0, 0])
     env.reset(seed=0)
-    with pytest.raises(ValueError, match="3 numbers from 0 to 7"):
-        env.step([0, 0])
-    with pytest.raises(ValueError, match="3 numbers from 0 to 7"):
-        env.step([0, 0, 8])
-    with pytest.raises(ValueError, match="3 numbers from 0 to 7"):
-        env.step([0.0, 0.0, 1.0])
+    for wrong in ([0, 0], [0, 0, 8], [0.0, 0.0, 1.0]):
+        with pytest.raises(ValueError, match="3 numbers from 0 to 7"):
+            env.step(wrong)
     with pytest.raises(ValueError, match="Light 1 has no action 7"):
         env.step([1, 7, 0])
     before = env.sumo.call("states")
@@ -335,7 +325,7 @@ def test_rewards(make, reward):
     first = -len(traffic.LIGHT_FEATURES)
     total = 0.0
     for _ in range(50):
-        observation, mean, _, _, info = env.step(random_action(observation, rng))
+        observation, mean, _, _, info = env.step(traffic.random(observation, rng))
         rewards = info["rewards"]
         assert rewards.dtype == np.float32 and (rewards <= 0).all()
         assert np.isclose(mean, rewards.mean())
@@ -403,10 +393,7 @@ def test_worse_lights_cost_more(make):
     env = make(map="cologne1", seconds=900, choose="phases")
     good = play_rule(env, "greedy", 0)
     env.reset(seed=0)
-    truncated = False
-    while not truncated:
-        _, _, _, truncated, info = env.step([1])  # the same phase for ever
-    bad = info["eval"]
+    bad = play(env, [1])["eval"]  # the same phase for ever
     assert bad["cost"] > 5 * good["cost"] and bad["unfinished"] > good["unfinished"]
     assert bad["arrived"] + bad["unfinished"] == good["arrived"] + good["unfinished"]
 
@@ -414,7 +401,8 @@ def test_worse_lights_cost_more(make):
 # ---- Seeds and traffic ----
 @needs_sumo
 def test_seeds(make):
-    """A seed fixes all that follows, in any environment; another one is another hour."""
+    """A seed fixes all that follows, in any environment; another one is another hour. With
+    fixed_seed all episodes are the same hour."""
     kwargs = {"demand": (0.8, 1.2), "shift": (0, 3600)}
     one = make(**kwargs)
     two = make(**kwargs)
@@ -423,11 +411,6 @@ def test_seeds(make):
     assert first != second
     assert trace(two, 40, seed=7) == first and trace(two, 40) == second
     assert trace(two, 40, seed=8) != first
-
-
-@needs_sumo
-def test_fixed_seed(make):
-    """All episodes are the same hour."""
     env = make(fixed_seed=3, demand=(0.5, 1.5))
     assert trace(env, 40, seed=0) == trace(env, 40)
     assert trace(make(fixed_seed=4, demand=(0.5, 1.5)), 40) != trace(env, 40)
@@ -436,14 +419,12 @@ def test_fixed_seed(make):
 @needs_sumo
 def test_demand(make):
     """It scales the number of trips, and a range is drawn from."""
-    counts = {}
-    for demand in (0.5, 1.0, 1.7):
-        counts[demand] = num_trips(make(map="grid4x4", seconds=600, demand=demand))
-    assert abs(counts[0.5] - 0.5 * counts[1.0]) <= 2
-    assert abs(counts[1.7] - 1.7 * counts[1.0]) <= 2
-    env = make(map="grid4x4", seconds=600, demand=(0.5, 1.7))
+    of = lambda demand: make(map="grid4x4", seconds=600, demand=demand)
+    few, usual, many = (num_trips(of(demand)) for demand in (0.5, 1.0, 1.7))
+    assert abs(few - 0.5 * usual) <= 2 and abs(many - 1.7 * usual) <= 2
+    env = of((0.5, 1.7))
     drawn = {num_trips(env, seed) for seed in range(3)}
-    assert len(drawn) == 3 and counts[0.5] <= min(drawn) and max(drawn) <= counts[1.7]
+    assert len(drawn) == 3 and few <= min(drawn) and max(drawn) <= many
 
 
 @needs_sumo
@@ -488,26 +469,12 @@ def is_running(pid):
 @needs_sumo
 def test_two_in_one_process(make):
     """Steps of two environments, one after the other, are those of each alone."""
-    alone = [trace(make(), 20, seed) for seed in (1, 2)]
-    envs = [make(), make()]
-    observations = [env.reset(seed=seed)[0] for env, seed in zip(envs, (1, 2))]
-    rngs = [np.random.default_rng(5), np.random.default_rng(5)]
-    together = [[flat(observation)] for observation in observations]
-    for _ in range(20):
-        for k, env in enumerate(envs):
-            action = random_action(observations[k], rngs[k])
-            observations[k], reward, _, truncated, info = env.step(action)
-            together[k] += [flat(observations[k]), reward, truncated]
-            together[k] += [info["rewards"].tolist(), info.get("eval")]
-    assert together == alone
+    alone = [list(steps(make(), 20, seed)) for seed in (1, 2)]
+    assert list(zip(*(steps(make(), 20, seed) for seed in (1, 2)))) == list(zip(*alone))
 
 
-@needs_sumo
-def test_close(make):
-    """It ends the process, twice is no error, and reset() begins another one."""
-    env = make()
-    env.close()
-    before = trace(env, 3, seed=0)
+def closed(env, monkeypatch):
+    """It ends the process, and twice is no error."""
     pid = env.sumo.process.pid
     assert is_running(pid)
     env.close()
@@ -515,28 +482,20 @@ def test_close(make):
     assert not is_running(pid)
     with pytest.raises(ValueError, match="call reset"):
         env.step([0, 0, 0])
-    assert trace(env, 3, seed=0) == before
 
 
-@needs_sumo
-def test_process_that_died(make):
-    """It is a sentence, and reset() begins another one."""
-    env = make()
-    expected = trace(env, 3, seed=0)
+def died(env, monkeypatch):
+    """It is a sentence."""
     os.kill(env.sumo.process.pid, signal.SIGKILL)
     with pytest.raises(RuntimeError, match="The process of SUMO ended in step with exit code -9"):
         env.step([0, 0, 0])
     with pytest.raises(RuntimeError, match="reset.. begins another one"):
         env.step([0, 0, 0])
     assert not os.path.exists(env.sumo.folder)
-    assert trace(env, 3, seed=0) == expected
 
 
-@needs_sumo
-def test_interrupted_call(make, monkeypatch):
+def interrupted(env, monkeypatch):
     """Nobody takes an old answer for a new one."""
-    env = make()
-    expected = trace(env, 3, seed=0)
 
     def interrupt(file):
         raise KeyboardInterrupt
@@ -546,6 +505,16 @@ def test_interrupted_call(make, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             env.step([0, 0, 0])
     assert not env.sumo.is_open
+
+
+@needs_sumo
+@pytest.mark.parametrize("ended", [closed, died, interrupted])
+def test_process_that_ended(ended, make, monkeypatch):
+    """reset() begins another one."""
+    env = make()
+    env.close()
+    expected = trace(env, 3, seed=0)
+    ended(env, monkeypatch)
     assert trace(env, 3, seed=0) == expected
 
 
@@ -561,14 +530,13 @@ def test_words_of_sumo(make):
 @needs_sumo
 def test_parent_that_died():
     """The process of SUMO ends with its parent, and its files with it."""
-    script = (
-        "import os, signal\n"
-        "from cleanrl_graph.envs.traffic import TrafficLightsEnv\n"
-        "env = TrafficLightsEnv('cologne1')\n"
-        "env.reset(seed=0)\n"
-        "print(env.sumo.process.pid, env.sumo.folder, flush=True)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
+    script = """if True:
+        import os, signal
+        from cleanrl_graph.envs.traffic import TrafficLightsEnv
+        env = TrafficLightsEnv('cologne1')
+        env.reset(seed=0)
+        print(env.sumo.process.pid, env.sumo.folder, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)"""
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     pid, folder = done.stdout.split()
     for _ in range(100):
@@ -618,16 +586,3 @@ def test_rules(make):
     costs = {rule: play_rule(env, rule, 0)["cost"] for rule in RULES}
     worst = min(costs["random"], costs["fixed_time"])
     assert max(costs["greedy"], costs["queue_pressure"]) < costs["max_pressure"] < worst
-
-
-@needs_sumo
-def test_phases_that_let_few_go(make):
-    """A phase for left turns from a lane that is also that of vehicles that go on counts a vehicle
-    less than the phase for both."""
-    env = make(map="cologne8", seconds=300, choose="phases")
-    env.reset(seed=0)
-    light = env.lights.names.index("26110729")
-    both, left = 2, 3
-    rows = env.lights.lanes_in[8 * light : 8 * light + 8]
-    assert ((rows[both] > 0) == (rows[left] > 0)).all()
-    assert rows[both].max() == 1 and rows[left].max() < 1

@@ -7,7 +7,6 @@ import gymnasium as gym
 import networkx
 import numpy as np
 import pytest
-from gymnasium.utils.env_checker import check_env
 
 from cleanrl_graph.envs.vertex_cover import VertexCoverEnv, greedy_cost, random_instance, test_set
 
@@ -111,34 +110,11 @@ def test_greedy_cost_by_hand():
     assert greedy_cost(edges, np.array([0.5, 0.2, 0.2, 0.2])) == 0.5
 
 
-def test_seed_and_instance():
-    first, second = (play(make(), least_weight_per_edge, seed=5)[:2] for _ in range(2))
-    assert first == second != play(make(), least_weight_per_edge, seed=6)[:2]
+def test_instance():
     env = make(nodes=(20,), instance=7)
     for seed in (0, 1):
         env.reset(seed=seed)
         assert np.array_equal(env.weights, test_set(20)[7][1])
-
-
-def test_environment_checker():
-    """Random actions are not all allowed, so the checker takes one that is."""
-    env = make(nodes=(5,))
-    env.action_space.sample = lambda *_: least_weight_per_edge(env.observation())
-    check_env(env, skip_render_check=True)
-
-
-@pytest.mark.parametrize(
-    "kwargs, message",
-    [
-        (dict(nodes=(4, 5)), "at least 5"),
-        (dict(nodes=()), "at least 5"),
-        (dict(nodes=(20,), instance=100), "below 100"),
-        (dict(instance=1), "one number of nodes"),
-    ],
-)
-def test_wrong_arguments(kwargs, message):
-    with pytest.raises(ValueError, match=message):
-        make(**kwargs)
 
 
 def test_wrong_actions():
@@ -159,19 +135,12 @@ def test_all_pairs_of_five_nodes():
 
 
 def test_pictures():
-    """A chosen node turns red and its edges light; without a mode there is no picture."""
+    """A chosen node turns red and its edges light."""
     env = VertexCoverEnv(nodes=(10,), render_mode="rgb_array")
-    assert env.render() is None
     obs, _ = env.reset(seed=1)
     before = env.render()
-    assert before.shape == (480, 480, 3) and before.dtype == np.uint8
     env.step(obs["action_mask"].argmax())
     is_red = lambda picture: ((picture == (220, 20, 60)).all(2)).sum()
     is_dark = lambda picture: (picture.sum(2) < 400).sum()
     after = env.render()
     assert is_red(before) == 0 < is_red(after) and is_dark(after) < is_dark(before)
-    env = VertexCoverEnv()
-    env.reset(seed=1)
-    assert env.render() is None
-    with pytest.raises(ValueError, match="render_mode must be None or"):
-        VertexCoverEnv(render_mode="human")

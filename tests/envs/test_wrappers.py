@@ -1,5 +1,4 @@
-"""envs/wrappers.py: hidden entries, a z per episode, wrappers of one's own, and masks from info in
-the observation."""
+"""envs/wrappers.py: hidden entries, a z per episode, relative positions, wrappers of one's own."""
 
 import ast
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from cleanrl_graph import envs
-from cleanrl_graph.envs.wrappers import InfoActionMask, wrap, wrap_all
+from cleanrl_graph.envs.wrappers import wrap
 
 Error = gym.error.Error
 
@@ -47,15 +46,13 @@ class Probe(gym.Env):
         return self.observe(), self.np_random.random(), *ends, self.info
 
 
-def play(env, num_steps, **reset):
-    """Observations, the infos of the steps, and whether an episode began with the observation."""
-    observations, infos, begins = [env.reset(**reset)[0]], [], [True]
+def play(env, num_steps, seed):
+    """The observations, without the last ones of episodes."""
+    observations = [env.reset(seed=seed)[0]]
     for _ in range(num_steps):
-        obs, _, terminated, truncated, info = env.step(1)
-        infos.append(info)
-        begins.append(terminated or truncated)
-        observations.append(env.reset()[0] if begins[-1] else obs)
-    return observations, infos, begins
+        obs, _, terminated, truncated, _ = env.step(1)
+        observations.append(env.reset()[0] if terminated or truncated else obs)
+    return observations
 
 
 # ---- hide ----
@@ -99,68 +96,45 @@ def test_entries_that_cannot_be_hidden(spec):
 
 def test_vector_of_another_length():
     """An observation that does not fit its space is no observation with other entries hidden."""
-
-    class Longer(Probe):
-        def observe(self):
-            return np.zeros(5, np.float32)
-
+    env = Probe()
+    env.observe = lambda: np.zeros(5, np.float32)
     with pytest.raises(IndexError, match="axis is 5 but .* is 4"):
-        wrap(Longer(), "hide:1").reset()
+        wrap(env, "hide:1").reset()
 
 
 # ---- z ----
 @pytest.mark.parametrize("kind", ["vector", "dict"])
-@pytest.mark.parametrize("spec", ["z:skill:3", "z:uniform:2"])
-def test_z_of_an_episode(spec, kind):
-    """A new z for every episode, the same in all its steps, in the options of reset and in the
-    observation, whose other keys stay."""
-    inner = Probe(kind=kind)
-    env, seen = wrap(inner, spec), []
-    obs, info = env.reset(seed=0, options={"other": 1})
-    keys = {"z", "obs"} if kind == "vector" else {"z", "x", "action_mask"}
-    for i in range(150):
-        assert inner.options["z"] is env.z
-        assert inner.options.keys() == ({"z", "other"} if i == 0 else {"z"})
-        assert obs.keys() == env.observation_space.keys() == keys
-        seen.append(env.z)
-        terminated = False
-        while not terminated:
-            assert np.array_equal(obs["z"], seen[-1]) and obs["z"] in env.observation_space["z"]
-            obs, _, terminated, _, info = env.step(0)
-        assert np.array_equal(obs["z"], seen[-1])  # of the last observation, too
-        obs, _ = env.reset()
-    seen = np.array(seen)
-    if spec == "z:skill:3":
-        assert np.bincount(seen).min() > 30 and 0.55 < (seen[1:] != seen[:-1]).mean() < 0.8
-    else:
-        assert seen.shape == (150, 2) and seen.dtype == np.float32
-        assert 0 <= seen.min() < 0.05 and 0.95 < seen.max() < 1 and len(np.unique(seen)) == 300
-
-
 @pytest.mark.parametrize("truncates", [False, True])
 @pytest.mark.parametrize("info", [None, {}, {"group": "a", "eval": {"cost": 1}}])
-def test_group_of_an_episode(truncates, info):
-    """Where the episode ends, and there only, info names the skill or the third of the first
-    number."""
-    for spec, name in (("z:skill:4", str), ("z:uniform:1", lambda z: int(3 * z[0]))):
-        env = wrap(Probe(truncates=truncates, info=info), spec)
-        observations, infos, begins = play(env, 90, seed=1)
-        groups = set()
-        for obs, after, ended in zip(observations, infos, begins[1:]):
-            if ended:
-                assert after == {**(info or {}), "group": f"z_{name(obs['z'])}"}
-                groups.add(after["group"])
-            else:
-                assert after == info
+def test_z_of_an_episode(info, truncates, kind):
+    """It is in the options of reset, beside others, and in the space and the observation, whose
+    other keys stay; where the episode ends, and there only, info names the skill or the third of
+    the first number."""
+    for spec, name in (("z:skill:4", str), ("z:uniform:2", lambda z: int(3 * z[0]))):
+        inner = Probe(kind=kind, truncates=truncates, info=info)
+        env, groups, options = wrap(inner, spec), set(), {"other": 1}
+        keys = {"obs"} if kind == "vector" else {"x", "action_mask"}
+        assert env.observation_space.keys() == {"z"} | keys
+        for _ in range(30):
+            obs, _ = env.reset(seed=None if groups else 1, options=options)
+            assert inner.options["z"] is env.z and inner.options.keys() - {"z"} == options.keys()
+            ends, options = [], {}
+            while not any(ends):
+                assert obs.keys() == {"z"} | keys and np.array_equal(obs["z"], env.z)
+                obs, _, *ends, after = env.step(0)
+                assert any(ends) or after == info
+            assert obs["z"] in env.observation_space["z"] and np.array_equal(obs["z"], env.z)
+            assert after == {**(info or {}), "group": f"z_{name(env.z)}"}
+            groups.add(after["group"])
         assert groups == {f"z_{k}" for k in range(4 if "skill" in spec else 3)}
 
 
 def test_z_follows_the_seed_and_leaves_the_environments_numbers():
     for spec in ("z:skill:1000", "z:uniform:1"):
-        runs = [play(wrap(Probe(), spec), 30, seed=seed)[0] for seed in (5, 5, 6)]
+        runs = [play(wrap(Probe(), spec), 30, seed) for seed in (5, 5, 6)]
         z = [[float(np.ravel(obs["z"])[0]) for obs in run] for run in runs]
         assert z[0] == z[1] != z[2] and len(set(z[0])) == 11
-        assert np.array_equal([obs["obs"] for obs in runs[0]], play(Probe(), 30, seed=5)[0])
+        assert np.array_equal([obs["obs"] for obs in runs[0]], play(Probe(), 30, 5))
         unseeded = [wrap(Probe(), spec).reset()[0]["z"] for _ in range(2)]
         assert unseeded[0] != unseeded[1]
 
@@ -241,8 +215,7 @@ class Field(gym.Env):
 
 @pytest.mark.parametrize("stack", [True, False])
 def test_relative_positions(stack):
-    """Those of all sets, wherever they are, from the first car's place; its own and other columns
-    stay, and so does all else."""
+    """Those of all sets, from the first car's place; all else stays as it is."""
     env = wrap(Field(cars=2, stack=stack), "relative:car:0,1")
     for obs in (env.reset()[0], env.step(0)[0]):
         assert obs in env.observation_space
@@ -418,157 +391,6 @@ def test_several_in_the_order_given():
         wrap(env, "hide:0")
 
 
-# ---- Masks from info ----
-A, B = np.array([1, 0, 1], np.int8), np.array([0, 1], np.int8)
-ROWS = spaces.MultiDiscrete([[3, 2], [2, 3]])
-BOX = spaces.Box(-1, 1, (2,), np.float32)
-PAIR = spaces.Tuple((spaces.Discrete(3), spaces.Discrete(2, start=4)))
-MIXED = spaces.Tuple((spaces.Discrete(3), BOX, spaces.MultiBinary(2), spaces.Discrete(2)))
-NESTED = spaces.Dict(z=spaces.Discrete(3), y=BOX, x=spaces.Tuple((BOX, spaces.Discrete(2))))
-FORMATS = {  # action space, mask, its entries
-    "array": (spaces.Discrete(3), A, [1, 0, 1]),
-    "list": (spaces.Discrete(3, start=7), [True, False, True], [1, 0, 1]),
-    "parts": (spaces.MultiDiscrete([3, 2]), (A, B), [1, 0, 1, 0, 1]),
-    "flat": (spaces.MultiDiscrete([3, 2]), np.concatenate([A, B]), [1, 0, 1, 0, 1]),
-    "rows": (ROWS, ((A, B), (B, A)), [1, 0, 1, 0, 1, 0, 1, 1, 0, 1]),
-    "matrix": (spaces.MultiDiscrete([3, 3]), np.stack([A, 1 - A]), [1, 0, 1, 0, 1, 0]),
-    "None for all columns": (spaces.MultiDiscrete([3, 2]), None, [1] * 5),
-    "tuple": (PAIR, (A, B), [1, 0, 1, 0, 1]),
-    "None allows all": (PAIR, (None, B), [1, 1, 1, 0, 1]),
-    "None for all": (PAIR, None, [1] * 5),
-    "mixed": (MIXED, (A, None, None, B), [1, 0, 1, 0, 1]),
-    "only the discrete parts": (MIXED, (A, B), [1, 0, 1, 0, 1]),
-    # in the order of the space
-    "dict": (NESTED, {"x": (None, B), "y": None, "z": A}, [1, 0, 1, 0, 1]),
-    "dict without a key": (NESTED, {"x": (None, B)}, [1, 1, 1, 0, 1]),
-}
-
-
-class Masked(gym.Env):
-    """masks[t] in info after t steps, none where it is "no"."""
-
-    def __init__(self, masks, action_space=None, observation_space=None, obs=None):
-        self.masks, self.obs = masks, np.zeros(2, np.float32) if obs is None else obs
-        self.action_space = spaces.Discrete(3) if action_space is None else action_space
-        self.observation_space = observation_space or BOX
-
-    def info(self):
-        mask = self.masks[min(self.t, len(self.masks) - 1)]
-        return {"t": self.t} if isinstance(mask, str) else {"t": self.t, "action_mask": mask}
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t = 0
-        return self.obs, self.info()
-
-    def step(self, action):
-        self.t += 1
-        return self.obs, 0.0, False, False, self.info()
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_formats_of_masks(name):
-    """Masks as gymnasium's `sample` takes them, of lists or arrays, and without the parts that have
-    none."""
-    action_space, mask, entries = FORMATS[name]
-    env = InfoActionMask(Masked([mask], action_space))
-    space = spaces.Dict(obs=BOX, action_mask=spaces.MultiBinary(len(entries)))
-    assert env.observation_space == space
-    for obs, info in (env.reset(), env.step(None)[::4]):
-        assert obs["action_mask"].tolist() == entries and obs in env.observation_space
-        assert info["action_mask"] is mask and env.action_space is action_space
-
-
-def test_a_dict_keeps_its_keys():
-    """And they keep their meaning; what should be a dict and is none goes on as it is."""
-    space = spaces.Dict(b=spaces.Discrete(2), a=BOX)
-    obs = {"a": np.ones(2, np.float32), "b": 1}
-    env = InfoActionMask(Masked([A], observation_space=space, obs=obs))
-    obs, _ = env.reset()
-    assert obs in env.observation_space
-    assert obs.keys() == env.observation_space.keys() == {"a", "b", "action_mask"}
-    for wrapped in (env, wrap(env.env, "z:skill:2")):
-        env.env.obs = None
-        assert wrapped.reset()[0] is None and wrapped.step(0)[0] is None
-
-
-def test_masks_that_are_missing_or_malformed():
-    """Where info has none the observation has none, and what does not fit is left to be found and
-    named."""
-    env = InfoActionMask(Masked([A, "no", [1, 0, 1, 1], A / 2, 0 * A]))
-    assert env.reset()[0].keys() == {"obs", "action_mask"}
-    obs, *rest = env.step(0)
-    assert obs.keys() == {"obs"} and rest == [0, False, False, {"t": 1}]
-    masks = [env.step(0)[0]["action_mask"].tolist() for _ in range(3)]
-    assert masks == [[1, 0, 1, 1], [0.5, 0, 0.5], [0, 0, 0]]
-    env = InfoActionMask(Masked([(A, B), (A,)], PAIR))
-    env.reset()
-    assert env.step(0)[0]["action_mask"].shape == (3,)
-    env = InfoActionMask(Masked(["no"], observation_space=spaces.Dict(a=BOX), obs={"a": A}))
-    assert env.reset()[0].keys() == {"a"}
-
-
-@pytest.mark.parametrize(
-    "space", [BOX, spaces.Dict(a=BOX, b=spaces.Tuple([BOX])), spaces.Sequence(spaces.Discrete(3))]
-)
-def test_masks_for_actions_without_options(space):
-    """There is nothing to mask."""
-    words = r"^info\['action_mask'\] of <Masked.*>: .* has no part to be masked"
-    with pytest.raises(Error, match=words):
-        InfoActionMask(Masked([A], space))
-
-
-NEW_FORMS = {  # action space, mask, its entries
-    "may each bit be 1": (spaces.MultiBinary(3), [1, 0, 1], [1, 0, 1]),
-    "two entries a bit": (spaces.MultiBinary(2), [[1, 0], [1, 1]], [1, 0, 1, 1]),
-    "bits beside options": (MIXED, (A, None, [0, 1], B), [1, 0, 1, 0, 1, 0, 1]),
-    "pairs": (spaces.MultiDiscrete([3, 2]), np.eye(3, 2, dtype=np.int8), [1, 0, 0, 1, 0, 0]),
-    "pairs of a Tuple": (PAIR, np.eye(3, 2, dtype=bool), [1, 0, 0, 1, 0, 0]),
-}
-
-
-@pytest.mark.parametrize("name", NEW_FORMS)
-def test_masks_of_bits_and_of_pairs(name):
-    """They are found in info, with as many entries as the first one has; a last observation without
-    one allows all."""
-    action_space, mask, entries = NEW_FORMS[name]
-    env = wrap_all(Masked([mask, mask, "no"], action_space), ())
-    assert env.observation_space["action_mask"] == spaces.MultiBinary(len(entries))
-    obs, _ = env.reset()
-    assert obs["action_mask"].tolist() == entries and obs in env.observation_space
-    env.step(None)
-    assert "action_mask" not in env.step(None)[0]
-    env.unwrapped.step = lambda action: (env.unwrapped.obs, 0.0, True, False, {})
-    assert env.step(None)[0]["action_mask"].tolist() == [1] * len(entries)
-
-
-@pytest.mark.parametrize("name", ["action_mask", "action_masks", "legal_moves", "legal_actions"])
-def test_a_method_is_never_ignored(name):
-    """It is used where it fits, under any name that a mask has; else a note says why not."""
-    env = Masked(["no"])
-    setattr(env, name, lambda: A)
-    env = wrap_all(env, ())
-    assert env.mask_note == f"the mask of actions is the method {name}(), 3 entries"
-    assert env.reset()[0]["action_mask"].tolist() == A.tolist()
-    for method, why in ((lambda: A / 2, "is [0.5"), (lambda player: A, "needs arguments")):
-        env = Masked(["no"])
-        setattr(env, name, method)
-        env = wrap_all(env, ())
-        assert env.observation_space == BOX
-        assert f"the method {name}() {why}" in env.mask_note
-
-
-def test_masks_of_taxi():
-    """An environment of gymnasium's that has its masks in info."""
-    env = InfoActionMask(gym.make("Taxi-v4"))
-    obs, info = env.reset(seed=1)
-    assert env.observation_space["obs"].n == 500 and env.observation_space["action_mask"].n == 6
-    for _ in range(20):
-        assert np.array_equal(obs["action_mask"], info["action_mask"])
-        assert obs in env.observation_space
-        obs, *_, info = env.step(np.flatnonzero(obs["action_mask"])[0])
-
-
 # ---- All ----
 PICKLED = ("hide:0", "z:skill:50", "z:uniform:3", "hide:3 z:skill:9", "own_wrappers:Scaled:3")
 
@@ -580,25 +402,13 @@ def test_pickled_copies_go_on_alike(specs, num_steps, module):
     env = Probe(length=3)
     for spec in specs.split():
         env = wrap(env, spec)
-    play(env, num_steps, seed=0)
+    play(env, num_steps, 0)
     copy = cloudpickle.loads(cloudpickle.dumps(env))
     for _ in range(20):
         rows = [e.step(0) for e in (env, copy)]
         rows += [e.reset() for e in (env, copy)] if rows[0][2] else []
         for row, other in zip(rows[::2], rows[1::2]):
             np.testing.assert_equal(row, other)
-
-
-def test_pickled_copy_of_masks():
-    """The wrapper for masks, around a time limit."""
-    env = InfoActionMask(gym.make("Taxi-v4", max_episode_steps=5))
-    env.reset(seed=0)
-    env.step(0)
-    copy = cloudpickle.loads(cloudpickle.dumps(env))
-    for _ in range(4):
-        row, other = env.step(1), copy.step(1)
-        np.testing.assert_equal(row, other)
-    assert row[3]
 
 
 def test_no_script_is_imported():

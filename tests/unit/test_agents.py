@@ -8,9 +8,9 @@ import torch
 from gymnasium import spaces
 from helpers import (
     IDS,
+    ListEnv,
     UsageErrors,
     everything,
-    logged,
     make_envs,
     record,
     run,
@@ -132,33 +132,14 @@ def test_an_agent_is_followed_by_its_id(history):
     assert found.tolist() == expected
 
 
-def test_ids_or_places():
-    """node_ids are those of the rows that act, else their places are."""
-    leaves = script.leaves_of(Herd(True).observation_space)
-    arrays = [np.zeros((3, *leaf.space.shape), leaf.dtype) for leaf in leaves]
-    arrays[[leaf.path for leaf in leaves].index("node_ids")] = np.array([7, 5, 9], np.int32)
-    counts = np.array([2, 0, 1])
-    found = script.agent_ids(leaves, arrays, counts)
-    assert found.tolist() == [7, 5, 9] and found.dtype == np.int64
-    leaves = script.leaves_of(Herd(False).observation_space)
-    arrays = [np.zeros((3, *leaf.space.shape), leaf.dtype) for leaf in leaves]
-    assert script.agent_ids(leaves, arrays, counts).tolist() == [0, 1, 0]
-
-
-class Shows(gym.Env):
+class Shows(ListEnv):
     """Always the same observation; a Sequence of choices among two."""
 
-    action_space = spaces.Sequence(spaces.Discrete(2), stack=True)
-
-    def __init__(self, observation_space, obs):
-        self.observation_space = observation_space
-        self.obs = obs
-
-    def reset(self, *, seed=None, options=None):
-        return self.obs, {}
+    def __init__(self, space, obs):
+        super().__init__(space, [obs] * 2, spaces.Sequence(spaces.Discrete(2), stack=True))
 
     def step(self, action):
-        return self.obs, 0.0, False, False, {"rewards": np.zeros(len(action))}
+        return *super().step(action)[:4], {"rewards": np.zeros(len(action))}
 
 
 def test_ids_are_those_of_the_rows_that_act():
@@ -326,6 +307,10 @@ def test_what_is_logged(tmp_path):
 
 
 # ---- What an environment gets wrong ----
+# rows without ids that become more, but not where an episode begins
+MORE = {"fault": "more", "with_ids": False, "least": 0}
+
+
 @pytest.mark.parametrize(
     "kwargs, sentence",
     [
@@ -335,10 +320,7 @@ def test_what_is_logged(tmp_path):
         ({"fault": "one"}, r"step 7: info\['rewards'\] has the shape \(\), but \d rows acted"),
         ({"fault": "nan"}, r"step 7: info\['rewards'\] is nan in row \d"),
         ({"fault": "twice"}, r"leaf 'node_ids', step 7: the id 1000 occurs twice, at index 1"),
-        (  # rows without ids that become more, but not where an episode begins
-            {"fault": "more", "with_ids": False, "least": 0},
-            r"step 7: \d rows of 'set' where \d acted; without node_ids",
-        ),
+        (MORE, r"step 7: \d rows of 'set' where \d acted; without node_ids"),
     ],
 )
 @pytest.mark.parametrize("workers", [0, 2])
@@ -405,15 +387,6 @@ def test_a_trained_policy(tmp_path):
         obs, *_ = env.step(np.array(action))
 
 
-@pytest.mark.parametrize("with_ids", [True, False])
-def test_learns(with_ids, tmp_path):
-    """The best action is the sign of an animal's second number; a sixth may not choose."""
-    flags = dict(num_envs=8, num_steps=64, num_minibatches=4, update_epochs=4, learning_rate=1e-2)
-    flags |= dict(env_id="Herd-v0", env_kwargs={"with_ids": with_ids}, gamma=0.5)
-    chosen = logged(run(tmp_path, script, total_timesteps=8 * 64 * 8, **flags), "losses/entropy")
-    assert chosen[-1] < 0.5 * chosen[0]
-
-
 def test_crowd():
     """Who arrives is gone, rewards are those who acted, walking straight beats random walks."""
     env = gym.make("cleanrl_graph.envs:Crowd-v0", disable_env_checker=True).unwrapped
@@ -441,13 +414,3 @@ def test_steps_of_a_crowd_that_does_not_arrive(monkeypatch):
 
     monkeypatch.setattr(crowd, "random", random)
     assert np.isnan(crowd.reference_scores(1)["random"][2])
-
-
-def test_crowd_is_drawn():
-    env = gym.make("cleanrl_graph.envs:Crowd-v0", render_mode="rgb_array").unwrapped
-    assert env.render() is None
-    env.reset(seed=1)
-    image = env.render()
-    assert image.shape == (400, 400, 3) and len(np.unique(image.reshape(-1, 3), axis=0)) >= 4
-    with pytest.raises(ValueError, match="render_mode must be one of"):
-        gym.make("cleanrl_graph.envs:Crowd-v0", render_mode="ansi")

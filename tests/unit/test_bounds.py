@@ -15,7 +15,7 @@ import density
 import pytest
 import shared_blocks
 import tyro
-from helpers import command, run_folder
+from helpers import MY_ENV, command, run_folder
 
 from cleanrl_graph import ppo_graph, ppo_graph_mini
 from cleanrl_graph.services import arguments
@@ -140,10 +140,8 @@ def test_what_is_counted():
     """Tokens, lines and packed constructs of a small file, counted by hand."""
     figures = density.measure(SMALL)
     words = "import re class Words ( list ) : size : int = 0"
-    words += (
-        " def longest ( self , least , * names ) : a , b = 1 , 2 c = d = [ x for x in self if x ]"
-    )
-    words += " return max ( * c , key = lambda word : f-string )"
+    words += " def longest ( self , least , * names ) : a , b = 1 , 2"
+    words += " c = d = [ x for x in self if x ] return max ( * c , key = lambda word : f-string )"
     assert figures.tokens == len(words.split())
     assert figures.lines == 15 and figures.code_lines == 9
     assert figures.packed == 5  # the pair, the chain, the comprehension, the star, the lambda
@@ -227,11 +225,9 @@ def test_help_shows_every_flag(name, capsys):
     assert_help(text, flags + services, RUNTIME)
 
 
-OTHER_TYPE = [  # None by default: as the observations ask for
-    ("ppo_lstm_sparse", "update_epochs"),
-    ("ppo_gtrxl", "update_epochs"),
-    ("ppo_gtrxl", "ent_coef"),
-]
+# None by default: as the observations ask for
+OTHER_TYPE = [("ppo_lstm_sparse", "update_epochs"), ("ppo_gtrxl", "update_epochs")]
+OTHER_TYPE += [("ppo_gtrxl", "ent_coef")]
 
 
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "ppo_graph"])
@@ -282,7 +278,7 @@ def test_runs_alone(name, tmp_path, monkeypatch):
     copy.write_text(source(name))
     with pytest.raises(ModuleNotFoundError, match="cleanrl_graph"):
         importlib.import_module("cleanrl_graph")
-    env = "Each" if name == "ppo_graph_agents" else "Ring"
+    env = "Each" if name == "ppo_graph_agents" else "Mine"
     flags = "--num-envs 2 --num-steps 16 --num-minibatches 2 --total-timesteps 64 --no-cuda".split()
     flags += ["--env-id", f"alone_envs:{env}-v0"]
     if name != "ppo_graph_mini":
@@ -298,50 +294,19 @@ def test_runs_alone(name, tmp_path, monkeypatch):
         assert "returns of greedy episodes: " in out and (folder / "model.pt").exists()
 
 
-ALONE_ENVS = """
-import gymnasium as gym
-import numpy as np
-from gymnasium import spaces
+ALONE_ENVS = f"""{MY_ENV}
 
-
-class Ring(gym.Env):
-    observation_space = spaces.Dict(
-        graph=spaces.Graph(spaces.Box(-1, 1, (2,)), None),
-        action_mask=spaces.Sequence(spaces.Box(0, 1, (), np.int8), stack=True),
-    )
-    action_space = spaces.Discrete(9)
-
-    def observe(self):
-        self.num = int(self.np_random.integers(2, 9))
-        nodes = self.np_random.random((self.num, 2), np.float32)
-        links = np.stack([np.arange(self.num), np.roll(np.arange(self.num), 1)], 1)
-        graph = spaces.GraphInstance(nodes, None, links)
-        return {"graph": graph, "action_mask": np.ones(self.num, np.int8)}
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t = 0
-        return self.observe(), {}
-
-    def step(self, action):
-        assert action < self.num
-        self.t += 1
-        return self.observe(), 1.0, False, self.t == 5, {}
-
-
-class Each(Ring):
-    observation_space = spaces.Sequence(spaces.Box(-1, 1, (2,)), stack=True)
-    action_space = spaces.Sequence(spaces.Discrete(2))
+class Each(Env):
+    observation_space = gym.spaces.Sequence(gym.spaces.Box(-1, 1, (2,)), stack=True)
+    action_space = gym.spaces.Sequence(gym.spaces.Discrete(2))
 
     def observe(self):
         return np.ones((3, 2), np.float32)
 
     def step(self, action):
         self.t += 1
-        return self.observe(), 0.0, False, self.t == 5, {"rewards": np.array(action, float)}
+        return self.observe(), 0.0, False, self.t == 5, dict(rewards=np.array(action, float))
 
-
-gym.register("Ring-v0", entry_point=Ring)
 gym.register("Each-v0", entry_point=Each)
 """
 
@@ -384,54 +349,38 @@ def test_shared_blocks_are_identical():
 
 
 def test_shared_blocks_tool(tmp_path):
-    """A script whose block was changed is reported and repaired; the rest of it stays."""
-    text = source("ppo_graph")
-    (tmp_path / "ppo_graph.py").write_text(text)
-    own = "\n# what a script does not share\n"
-    doctored = text.replace("class Rows(nn.Module)", "class Lines(nn.Module)") + own
-    assert doctored.count("class Lines(") == 1
-    for name in ("ppo_one.py", "ppo_two.py"):
-        (tmp_path / name).write_text(doctored)
-    differs = "block 'encoder' differs from ppo_graph.py"
-    report = [f"ppo_one.py: {differs}", f"ppo_two.py: {differs}"]
-    assert shared_blocks.compare(tmp_path) == report
-    assert shared_blocks.compare(tmp_path, True, ["ppo_two.py"]) == report[1:]
-    assert shared_blocks.compare(tmp_path, True) == report[:1]
-    for name in ("ppo_one.py", "ppo_two.py"):
-        assert (tmp_path / name).read_text() == text + own
-    assert (tmp_path / "ppo_graph.py").read_text() == text and shared_blocks.compare(tmp_path) == []
-    lone = "# --- shared: encoder ---\nof a script without the others\n"
-    (tmp_path / "ppo_one.py").write_text(lone)
-    assert shared_blocks.compare(tmp_path) == []
-    block = "# --- shared: memory ---\n{}\n# --- end shared: memory ---\n"
-    observations = shared_blocks.blocks(text)["observations"]
-    for name in ("one", "two"):  # a block that ppo_graph.py lacks: the first script is its source
-        both = observations + block.format(name)
-        (tmp_path / f"ppo_{name}.py").write_text(both)
-    report = ["ppo_two.py: block 'memory' differs from ppo_one.py"]
-    assert shared_blocks.compare(tmp_path, True) == report
-    assert (tmp_path / "ppo_two.py").read_text() == (tmp_path / "ppo_one.py").read_text()
-    (tmp_path / "ppo_odd.py").write_text("\n# --- shared: observations ---\nno end\n")
-    with pytest.raises(ValueError, match="1 marker lines for 0 blocks"):
-        shared_blocks.compare(tmp_path)
-
-
-def test_shared_blocks_command(tmp_path):
-    """The command lists differences with exit code 1; --write repairs them and exits with 0."""
-    folder = tmp_path / "cleanrl_graph"
-    folder.mkdir(), (tmp_path / "tests").mkdir()
+    """A script whose block was changed is reported and repaired, and the rest of it stays; by the
+    command with an exit code. Of a block that ppo_graph.py lacks the first script is the source."""
+    folder, text = tmp_path / "cleanrl_graph", source("ppo_graph")
     tool = tmp_path / "tests" / "shared_blocks.py"
+    folder.mkdir(), tool.parent.mkdir()
     tool.write_text(Path(shared_blocks.__file__).read_text())
-    text = source("ppo_graph")
+    own = "\n# what a script does not share\n"
+    block = "# --- shared: memory ---\n{}\n# --- end shared: memory ---\n"
+    one, two = folder / "ppo_one.py", folder / "ppo_two.py"
     (folder / "ppo_graph.py").write_text(text)
-    (folder / "ppo_other.py").write_text(text.replace("class Rows(", "class Lines("))
+    for path in (one, two):
+        changed = text.replace("class Rows(nn.Module)", "class Lines(nn.Module)")
+        path.write_text(changed + block.format(path) + own)
+    differs = [f"{path.name}: block 'encoder' differs from ppo_graph.py" for path in (one, two)]
+    memory = "ppo_two.py: block 'memory' differs from ppo_one.py"
+    assert shared_blocks.compare(folder) == [*differs, memory]
 
     def run(*flags):
-        return subprocess.run([sys.executable, tool, *flags], capture_output=True, text=True)
+        done = subprocess.run([sys.executable, tool, *flags], capture_output=True, text=True)
+        return done.returncode, done.stdout + done.stderr
 
-    assert run().returncode == 1 and "ppo_other.py: block 'encoder' differs" in run().stdout
-    assert run("--write", "ppo_graph.py").returncode == 0 and run().returncode == 1
-    assert run("--write", "cleanrl_graph/ppo_other.py").returncode == 0
-    assert (folder / "ppo_other.py").read_text() == text and "identical" in run().stdout
-    unknown = run("ppo_none.py")
-    assert unknown.returncode == 1 and "ppo_none.py: no such script" in unknown.stderr
+    code, said = run()
+    assert code == 1 and all(line in said for line in (*differs, memory))
+    assert run("--write", "ppo_two.py")[0] == 0 and run()[0] == 1
+    assert two.read_text() == text + block.format(one) + own
+    assert shared_blocks.compare(folder, True) == differs[:1]
+    assert one.read_text() == two.read_text() and "identical" in run()[1]
+    assert (folder / "ppo_graph.py").read_text() == text
+    code, said = run("ppo_none.py")
+    assert code == 1 and "ppo_none.py: no such script" in said
+    one.write_text("# --- shared: encoder ---\nof a script without the others\n")
+    assert shared_blocks.compare(folder) == []
+    (folder / "ppo_odd.py").write_text("\n# --- shared: observations ---\nno end\n")
+    with pytest.raises(ValueError, match="1 marker lines for 0 blocks"):
+        shared_blocks.compare(folder)

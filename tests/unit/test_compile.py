@@ -1,5 +1,4 @@
-"""ppo_graph_compile.py, whose batches are filled up to few sizes, computes what ppo_graph.py
-computes."""
+"""ppo_graph_compile.py, whose batches are filled up to few sizes, computes as ppo_graph.py does."""
 
 import dataclasses
 
@@ -9,13 +8,12 @@ import pytest
 import torch
 from gymnasium import spaces
 from helpers import (
-    LOGGED,
-    MASK,
     OBSERVATIONS,
     SmallEnv,
     UsageErrors,
     command,
     everything,
+    graph_space,
     logged,
     mismatch,
     observation_spaces,
@@ -30,7 +28,6 @@ from helpers import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import begun_earlier, folder_of, train, train_ranks
-from torch_geometric.data import Batch, Data
 
 from cleanrl_graph import ppo_graph
 from cleanrl_graph import ppo_graph_compile as script
@@ -84,64 +81,12 @@ def test_bucket():
         assert len({size for size in sizes if 2**k < size <= 2 ** (k + 1)}) == 8
 
 
-def test_waste():
-    """Spare rows are less than 15% of 8 rows or more, and there is one at least."""
-    rows = np.arange(8, 100_000)
-    spare = np.array([script.bucket(int(num) + 1) - num for num in rows])
-    assert spare.min() == 1 and (spare / rows).max() < 0.15
-    assert (spare / (rows + spare)).max() < 0.125
-
-
-def graph_of(rng, n, e):
-    """A graph, without edges if it has no nodes."""
-    e *= n > 0
-    links = rng.integers(max(n, 1), size=(e, 2))
-    return spaces.GraphInstance(
-        rng.random((n, 2), np.float32), rng.random((e, 1), np.float32), links
-    )
-
-
-MASKED = spaces.Dict(g=spaces.Graph(vector(2), vector(1)), action_mask=MASK)
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 60)), min_size=1, max_size=9),
-    st.integers(0, 2**31),
-)
-@settings(max_examples=40, deadline=None)
-def test_fill_is_a_batch_with_one_more_graph(sizes, seed):
-    """PyG's Batch of the graphs and one at the end whose first node has loops."""
-    rng = np.random.default_rng(seed)
-    graphs = [graph_of(rng, n, e) for n, e in sizes if n] or [graph_of(rng, 1, 0)]
-    masks = [rng.permutation(np.arange(len(graph.nodes)) < 1).astype(np.int8) for graph in graphs]
-    rows = [{"g": g, "action_mask": m} for g, m in zip(graphs, masks)]
-    storage, leaves = stored(MASKED, [rows], action_space=spaces.Discrete(99))
-    obs = script.BucketStorage(leaves, CPU).append(on_host(storage))
-    num_nodes, num_edges = sum(map(len, masks)), sum(len(g.edges) for g in graphs)
-    nodes, edges = (script.bucket(max(num + 1, 2)) - num for num in (num_nodes, num_edges))
-    links = np.zeros((edges, 2), np.int64)
-    spare = spaces.GraphInstance(np.zeros((nodes, 2)), np.zeros((edges, 1)), links)
-    masks.append(np.ones(nodes, np.int8))
-    data = []
-    for (x, e, links), m in zip([*graphs, spare], masks):
-        x, e, links, m = map(torch.as_tensor, (x, e, links, m))
-        data.append(Data(x=x.float(), edge_attr=e.float(), edge_index=links.T, mask=m))
-    batch = Batch.from_data_list(data)
-    expected = {"g.nodes": batch.x, "g.edges": batch.edge_attr, "action_mask": batch.mask}
-    for path, values in (expected | {"g.edge_links": batch.edge_index.T}).items():
-        assert torch.equal(obs[path].values, values) and obs[path].values.dtype == values.dtype
-    for path in ("g.nodes", "action_mask"):
-        assert torch.equal(obs[path].ptr, batch.ptr) and torch.equal(obs[path].batch, batch.batch)
-    assert torch.equal(obs["g.edge_links"].batch, batch.batch[batch.edge_index[0]])
-    assert obs["g.edges"].ptr.tolist() == [0, *np.cumsum([d.num_edges for d in data])]
-
-
 @given(observation_spaces, st.integers(1, 5), st.integers(0, 2**31))
 @settings(max_examples=60, deadline=None)
 def test_fill_any_space(space, num, seed):
     """The rows that came in stand first, unchanged, and those of a group have a size of few;
-    without ragged leaves nothing changes. The row of the spare observation in leaves of the group
-    "" is the first category, or zero."""
+    without ragged leaves nothing changes. Rows of the spare observation are the first category, or
+    zero, and links are loops of its first node."""
     rng = np.random.default_rng(seed)
     storage, leaves = stored(space, [[sample(space, rng) for _ in range(num)]])
     buckets = script.BucketStorage(leaves, CPU)
@@ -158,16 +103,15 @@ def test_fill_any_space(space, num, seed):
         assert torch.equal(new.batch[: len(old.batch)], old.batch)
         assert len(new.ptr) == num + 2 and new.ptr[-1] == len(new.values) == len(new.batch)
         assert set(new.batch[len(old.batch) :].tolist()) == {num}
-        if leaf.group:
-            assert len(new.values) == script.bucket(len(new.values)) > max(len(old.values), 1)
-        else:
-            assert len(new.values) == num + 1
+        least = max(len(old.values) + 1, 2)
+        assert len(new.values) == (script.bucket(least) if leaf.group else num + 1)
         assert torch.equal(new.values[: len(old.values)], old.values)
         assert new.values.dtype == old.values.dtype
         spare = new.values[len(old.values) :]
-        if not leaf.is_links:
-            first = torch.as_tensor(np.asarray(getattr(leaf.space, "start", 0)))
-            assert (spare == first).all()
+        first = torch.as_tensor(np.asarray(getattr(leaf.space, "start", 0)))
+        if leaf.is_links:  # loops of the spare graph's first node
+            first = len(obs[leaf.nodes].values)
+        assert (spare == first).all()
     assert buckets.stats()["charts/batch_sizes"] == 1
 
 
@@ -213,12 +157,11 @@ def test_spare_rows_change_nothing(kind):
 def test_spare_rows_change_no_choice(gnn):
     """The same where actions choose nodes, under masks, and for all layers."""
     rng, observations = np.random.default_rng(1), []
-    for n in (1, 6, 2, 17):
-        mask = rng.integers(0, 2, (n, 2)).astype(np.int8)
-        mask[rng.integers(n)] = 1
-        observations.append({"g": graph_of(rng, n, 2 * n - 2), "action_mask": mask})
     masks = spaces.Sequence(spaces.Box(0, 1, (2,), np.int8), stack=True)
-    space = spaces.Dict(g=MASKED["g"], action_mask=masks)
+    space = spaces.Dict(g=graph_space(vector(1), 2), action_mask=masks)
+    for n in (1, 6, 2, 17):
+        observations.append(sample(space, rng, lambda rng: n))
+        observations[-1]["action_mask"][rng.integers(n)] = 1
     assert_same_losses(space, observations, spaces.Tuple([spaces.Discrete(99)] * 2), gnn=gnn)
 
 
@@ -273,14 +216,6 @@ def test_rollout_that_begins_without_rows(tmp_path):
     """A spare observation has an action, even if no row acts in the first step of a rollout."""
     found = run(tmp_path, script, env_id="Coming-v0", num_steps=4, total_timesteps=24, **NONE)
     assert len(found.scalars["losses/policy_loss"]) == 2 and mismatch(found) < 1e-5
-
-
-def test_log(tmp_path):
-    """What is logged beside ppo_graph.py's scalars."""
-    log = run(tmp_path, script, **NONE | TASKS["graph"]).scalars
-    more = {f"charts/{name}" for name in ("batch_sizes", "spare_rows", "compilations")}
-    episodes = {"charts/episodic_return", "charts/episodic_length"}
-    assert set(LOGGED) < set(log) and set(log) - set(LOGGED) - episodes == more
 
 
 def test_models_of_both_scripts(tmp_path):

@@ -10,21 +10,14 @@ import pytest
 import torch
 from gymnasium import spaces
 from helpers import IDS, graph_space, logged, mismatch, record, run, sample, small_args, vector
+from processes import SMALL
 
 from cleanrl_graph import ppo_graph
 from cleanrl_graph.services import export
 from cleanrl_graph.services.policy import load_policy, without
 
-SCRIPTS = {
-    "ppo_graph": {},
-    "ppo_framestack": dict(obs_shifts="-2:0", action_shifts="-3:-1", reward_shifts="-2:-1"),
-    "ppo_lstm_sparse": dict(lstm_dim=8, prev_action=True),
-    "ppo_gtrxl": dict(dim=8, num_heads=2, num_layers=1, memory_length=4),
-    "ppo_graph_async": dict(max_lag=0),
-    "ppo_graph_aux": dict(aux="reconstruct"),
-    "ppo_graph_compile": {},
-    "ppo_graph_agents": {},
-}
+SCRIPTS = SMALL | {"ppo_graph_async": {"max_lag": 0}, "ppo_graph_aux": {"aux": "reconstruct"}}
+SCRIPTS |= dict.fromkeys(("ppo_graph", "ppo_graph_compile", "ppo_graph_agents"), {})
 GRAPH = graph_space(vector(2))
 HIDDEN = {
     "state": vector(2),

@@ -1,6 +1,7 @@
 """On a CUDA device everything is as on the CPU."""
 
 import importlib
+from functools import partial
 
 import numpy as np
 import pytest
@@ -128,10 +129,9 @@ def test_resume_on_cuda(name, resumed_on, tmp_path):
         path.unlink()
     begun_earlier(tmp_path / "b")
     train(tmp_path / "b", name, resume="auto", cuda=resumed_on == "cuda", **flags)
-    one, two = (
-        torch.load(folder / "model.pt", map_location="cpu", weights_only=True)["model"]
-        for folder in (whole, folder_of(tmp_path / "b"))
-    )
+    load = partial(torch.load, map_location="cpu", weights_only=True)
+    folders = whole, folder_of(tmp_path / "b")
+    one, two = (load(folder / "model.pt")["model"] for folder in folders)
     assert list(one) == list(two)
     for name, value in one.items():
         assert two[name].isfinite().all()

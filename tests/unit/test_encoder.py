@@ -52,24 +52,6 @@ def test_batch_equals_singles(kind):
     assert_batch_equals_singles(encoder_of(leaves), storage)
 
 
-@pytest.mark.parametrize("readout", READOUTS)
-def test_readouts(readout):
-    """Each equals a loop over the observations; the last column is log(1 + rows)."""
-    storage, leaves = batch_of(OBSERVATIONS["set"], 12)
-    encoder = encoder_of(leaves, readout=readout)
-    assert_batch_equals_singles(encoder, storage)
-    features, elements = encoder(everything(storage))
-    ptr = elements["obs"].ptr.tolist()
-    for row, start, stop in zip(features, ptr, ptr[1:]):
-        rows = elements["obs"].values[start:stop]
-        if stop == start:
-            rows = torch.zeros(1, encoder.element_dims["obs"])
-        parts = {"sum": rows.sum(0), "mean": rows.mean(0), "max": rows.amax(0)}
-        parts["meanmax"] = torch.cat([parts["mean"], parts["max"]])
-        expected = torch.cat([parts[readout], torch.tensor([stop - start + 1.0]).log()])
-        torch.testing.assert_close(row, expected, atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("gnn", GNNS)
 @pytest.mark.parametrize("kind", ["graph", "graph_edges", "graph_categories"])
 def test_layers_of_the_flag(gnn, kind):
@@ -96,7 +78,30 @@ def test_gnn_flags_change_the_network():
     assert len({encoder_of(leaves, activation=name)(obs)[0].sum().item() for name in names}) == 4
 
 
-LAYERS = {
+class Composite(torch.nn.Module):
+    """GCN with a norm over the nodes of each graph."""
+
+    def __init__(self, norm, dim):
+        super().__init__()
+        self.conv, self.norm = pyg.GCNConv(dim, dim), norm
+
+    def forward(self, x, edge_index, batch):
+        return self.norm(self.conv(x, edge_index), batch)
+
+
+def gps(dim, edge_dim):
+    """Local messages beside an attention among all nodes of a graph."""
+    net = torch.nn.Sequential(torch.nn.Linear(dim, dim))
+    conv = pyg.GINEConv(net, edge_dim=edge_dim) if edge_dim else pyg.GINConv(net)
+    return pyg.GPSConv(dim, conv, heads=2, norm="graph_norm")
+
+
+SEEING = {  # layers in which nodes see their whole graph
+    "GPS": gps,
+    "GraphNorm": lambda dim, edge_dim: Composite(pyg.GraphNorm(dim), dim),
+    "PairNorm": lambda dim, edge_dim: Composite(pyg.PairNorm(), dim),
+}
+LAYERS = SEEING | {
     "GCN": lambda dim, edge_dim: pyg.GCNConv(dim, dim),
     "Graph": lambda dim, edge_dim: pyg.GraphConv(dim, dim),
     "GATv2": lambda dim, edge_dim: pyg.GATv2Conv(dim, dim, edge_dim=edge_dim),
@@ -109,11 +114,13 @@ LAYERS = {
 @pytest.mark.parametrize("edges", [False, True])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_any_pyg_layer_drops_in(monkeypatch, layer, edges):
-    """In make_conv's place: equal to the layer run on each graph alone, with gradients."""
+    """In make_conv's place: equal to the layer run on each graph alone, with gradients. Those that
+    take them are given `batch` and edge features."""
     make_conv = lambda kind, dim, edge_dim, aggr: LAYERS[layer](dim, edge_dim)
     monkeypatch.setattr(ppo_graph, "make_conv", make_conv)
-    space = graph_space(vector(2) if edges else None)
-    storage, leaves = batch_of(space, 10)
+    space, rng = graph_space(vector(2) if edges else None), np.random.default_rng(0)
+    size = (lambda rng: rng.integers(1, 9)) if layer in SEEING else tail
+    storage, leaves = stored(space, [[sample(space, rng, size) for _ in range(10)]])
     encoder = encoder_of(leaves, gnn_layers=1)
     assert_batch_equals_singles(encoder, storage)
     obs = storage.gather(np.arange(10))[0]
@@ -122,67 +129,19 @@ def test_any_pyg_layer_drops_in(monkeypatch, layer, edges):
 
     net = encoder.nets[ppo_graph.key("obs.nodes")]
     _, elements = encoder(obs)
-    takes_edges = edges and layer in ("GATv2", "Transformer", "ResGated")
+    takes_edges = edges and layer in ("GATv2", "Transformer", "ResGated", "GPS")
+    assert takes_edges <= ("edge_attr" in net.takes) and ("batch" in net.takes) == (layer in SEEING)
     for i in range(10):
         one = storage.gather(np.array([i]))[0]
         links = one["obs.edge_links"].values.t()
         h = net.embed(one["obs.nodes"].values)
-        attr = {"edge_attr": one["obs.edges"].values} if takes_edges else {}
-        h = h + net.convs[0](net.norms[0](h), links, **attr).relu()
+        given = {"edge_attr": one["obs.edges"].values} if takes_edges else {}
+        if layer in SEEING:
+            given["batch"] = torch.zeros(len(h), dtype=torch.long)
+        h = h + net.convs[0](net.norms[0](h), links, **given).relu()
         start, stop = obs["obs.nodes"].ptr[i : i + 2]
         found = elements["obs.nodes"].values[start:stop]
         torch.testing.assert_close(found, h, atol=1e-5, rtol=1e-5)
-
-
-class Composite(torch.nn.Module):
-    """GCN with a norm over the nodes of each graph."""
-
-    def __init__(self, norm, dim):
-        super().__init__()
-        self.conv, self.norm = pyg.GCNConv(dim, dim), norm
-
-    def forward(self, x, edge_index, batch):
-        return self.norm(self.conv(x, edge_index), batch)
-
-
-def local(dim):
-    return torch.nn.Sequential(torch.nn.Linear(dim, dim))
-
-
-def gps(conv, dim, norm):
-    return pyg.GPSConv(dim, conv, heads=2, norm=norm)
-
-
-SEEING = {  # layers in which nodes see their whole graph
-    "GPS": lambda dim, edge_dim: gps(pyg.GINConv(local(dim)), dim, "graph_norm"),
-    "GPS with edges": lambda dim, edge_dim: gps(
-        pyg.GINEConv(local(dim), edge_dim=edge_dim), dim, None
-    ),
-    "GraphNorm": lambda dim, edge_dim: Composite(pyg.GraphNorm(dim), dim),
-    "PairNorm": lambda dim, edge_dim: Composite(pyg.PairNorm(), dim),
-}
-
-
-@pytest.mark.parametrize("layer", SEEING)
-def test_layers_that_see_the_graph(monkeypatch, layer):
-    """They are given `batch`, and edge features: a graph is encoded as it is alone."""
-    make_conv = lambda kind, dim, edge_dim, aggr: SEEING[layer](dim, edge_dim)
-    monkeypatch.setattr(ppo_graph, "make_conv", make_conv)
-    rng = np.random.default_rng(0)
-    space = graph_space(vector(2) if layer == "GPS with edges" else None)
-    graphs = [sample(space, rng, lambda rng: rng.integers(1, 9)) for _ in range(10)]
-    storage, leaves = stored(space, [graphs])
-    encoder = encoder_of(leaves)
-    assert_batch_equals_singles(encoder, storage)
-    features, _ = encoder(everything(storage))
-    few, _ = storage.gather(np.array([7, 3, 0]))
-    others, _ = encoder(few)
-    torch.testing.assert_close(others, features[[7, 3, 0]], atol=1e-5, rtol=1e-5)
-    net = encoder.nets[ppo_graph.key("obs.nodes")]
-    assert net.takes == ["batch", "edge_attr"][: 1 + (layer == "GPS with edges")]
-    if layer == "GPS":
-        net.takes.clear()
-        assert (encoder(few)[0] - others).abs().max() > 1e-3
 
 
 def test_layers_may_take_ptr(monkeypatch):
@@ -293,49 +252,6 @@ def test_graph_context_against_a_loop():
     assert_same_gradients(encoder, elements["obs.nodes"].values, torch.cat(expected))
 
 
-@pytest.mark.parametrize("kind", ["set", "set_of_dict", "graph", "graph_edges", "mixed"])
-def test_context_is_that_of_the_observation(kind):
-    """With both flags a batch is each of its observations; without them nothing is added."""
-    storage, leaves = batch_of(OBSERVATIONS[kind], 12)
-    flags = {"set_layers": 2, "graph_context": True}
-    encoder = encoder_of(leaves, **flags)
-    assert_batch_equals_singles(encoder, storage)
-    plain = encoder_of(leaves)
-    names = set(plain.state_dict())
-    more = set(encoder.state_dict()) - names
-    assert names < set(encoder.state_dict()) and any("context" in name for name in more)
-
-
-def test_messages_follow_the_edges():
-    """An edge carries the source's features to the target and not the other way."""
-
-    def out(first):
-        nodes = np.array([[first, 0, 0], [0, 1, 0], [0, 0, 1]], np.float32)
-        graph = spaces.GraphInstance(nodes, None, np.array([[0, 1]]))
-        storage, leaves = stored(graph_space(), [[graph]])
-        return encoder_of(leaves, gnn_layers=1)(everything(storage))[1]["obs.nodes"].values
-
-    changed = (out(1.0) - out(2.0)).abs().sum(1) > 1e-6
-    assert changed.tolist() == [True, True, False]
-
-
-def test_permutation():
-    """Reordered nodes (with their edges) give the same features and reordered elements."""
-    rng = np.random.default_rng(0)
-    order = rng.permutation(6)
-    nodes, edges = rng.standard_normal((6, 3), np.float32), rng.standard_normal((9, 2), np.float32)
-    links = rng.integers(6, size=(9, 2))
-    graph = spaces.GraphInstance(nodes, edges, links)
-    shuffled = spaces.GraphInstance(
-        nodes[order], edges[::-1].copy(), np.argsort(order)[links][::-1].copy()
-    )
-    storage, leaves = stored(graph_space(vector(2)), [[graph, shuffled]])
-    features, elements = encoder_of(leaves)(everything(storage))
-    torch.testing.assert_close(features[0], features[1], atol=1e-5, rtol=1e-5)
-    nodes = elements["obs.nodes"].values
-    torch.testing.assert_close(nodes[:6][order], nodes[6:], atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("dim", [(), (3,)])
 def test_segments_against_loops(dim):
     """Sums and maxima with their gradients; an empty segment has the sum 0 and the maximum -inf."""
@@ -393,32 +309,24 @@ def test_images_are_seen_alike_in_both_layouts():
     """HWC and CHW copies of one image, uint8 or float in 0..1, give the same features."""
     image = np.random.default_rng(0).integers(256, size=(3, 12, 10)).astype(np.uint8)
     hwc, floats = image.transpose(1, 2, 0), image / np.float32(255)
-    results = [
-        rows_of(spaces.Box(0, high, values.shape, values.dtype), [values])[0]
-        for values, high in ((image, 255), (hwc, 255), (floats, 1))
-    ]
+    of = lambda high, image: rows_of(spaces.Box(0, high, image.shape, image.dtype), [image])[0]
+    results = [of(255, image), of(255, hwc), of(1, floats)]
     torch.testing.assert_close(results[0], results[1], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(results[0], results[2], atol=1e-5, rtol=1e-5)
     assert results[0].shape == (1, 512)
 
 
-@pytest.mark.parametrize("name", ["type", "values", "items", "half", "training", "a.b"])
-def test_any_name_of_a_key(name):
-    """No key of a Dict is reserved, whatever attributes torch's modules have."""
-    inner = spaces.Dict({name: spaces.Sequence(vector(2), stack=True)})
-    space = spaces.Dict({name: vector(2), "set": inner})
-    storage, leaves = batch_of(space, 3)
-    assert_batch_equals_singles(encoder_of(leaves), storage)
+NAMES = ["type", "values", "items", "half", "training", "a.b", "a/b", "a~b", "a~1b", "a~0b", "a..b"]
 
 
-def test_names_that_look_alike():
-    """The keys "a/b" and "a.b", and others with these characters, are networks of their own."""
-    names = ["a.b", "a/b", "a~b", "a~1b", "a~0b", "a..b", "a//b", "a~.b"]
-    assert len({ppo_graph.key(name) for name in names}) == len(names)
-    space = spaces.Dict({"a.b": spaces.Sequence(vector(2)), "a/b": spaces.Sequence(vector(3))})
+def test_any_name_of_a_key():
+    """None is reserved, and those that look alike are networks of their own."""
+    assert len({ppo_graph.key(name) for name in [*NAMES, "a//b", "a~.b"]}) == len(NAMES) + 2
+    sets = {name: spaces.Sequence(vector(2), stack=True) for name in NAMES}
+    space = spaces.Dict({name: vector(2) for name in NAMES} | {"set": spaces.Dict(sets)})
     storage, leaves = batch_of(space, 3)
     encoder = encoder_of(leaves)
-    assert len(encoder.nets) == 2
+    assert len(encoder.nets) == len(NAMES)
     assert_batch_equals_singles(encoder, storage)
 
 

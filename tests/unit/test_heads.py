@@ -1,5 +1,4 @@
-"""Action heads: every joint action of small ragged batches is tried, in float64; the forms that
-actions have."""
+"""Action heads: every joint action of small ragged batches is tried, in float64; their forms."""
 
 import itertools
 from collections.abc import Callable
@@ -12,19 +11,7 @@ from gymnasium.spaces import Box, Dict, Sequence, Space, Tuple
 from gymnasium.spaces import Discrete as D
 from gymnasium.spaces import MultiBinary as MB
 from gymnasium.spaces import MultiDiscrete as MD
-from helpers import (
-    MASK,
-    ListEnv,
-    action_spaces,
-    graph_space,
-    make_envs,
-    plain,
-    sample,
-    small_args,
-    vector,
-)
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from helpers import MASK, ListEnv, graph_space, make_envs, plain, sample, small_args, vector
 
 from cleanrl_graph import ppo_graph, ppo_graph_agents
 
@@ -90,23 +77,27 @@ def choice(columns=1, second=False):
     return MASK if columns == 1 else rows_of(columns), make, legal
 
 
-def of_part(name, mask, num=lambda n: n):
-    """(mask, make, legal) of one part among others."""
-    is_dict = isinstance(mask, Dict)
-
-    def make(b, n, m):
-        own = b(1, num(n))[0]
-        return {name: own} if is_dict else own
-
-    return mask, make, lambda mask, a: (mask[name] if is_dict else mask)[a[name]]
-
-
 def bits(*values):
     return np.array(values, np.int8)
 
 
 def size_of(k, n, m):
     return {"n": n, "m": m}.get(k, k)
+
+
+def each(alone=False, **sizes):
+    """(mask, make, legal) of parts, each for itself; or of one part, whose mask is no dict."""
+    masks = {name: MASK if size in ("n", "m") else MB(size) for name, size in sizes.items()}
+
+    def make(b, n, m):
+        own = {name: b(1, size_of(size, n, m))[0] for name, size in sizes.items()}
+        return own[min(own)] if alone else own
+
+    def legal(mask, a):
+        mask = {min(sizes): mask} if alone else mask
+        return all(mask[name][a[name]] for name in sizes)
+
+    return masks[min(masks)] if alone else Dict(**masks), make, legal
 
 
 def joint(one, two, mask, first="0", second="1"):
@@ -143,6 +134,7 @@ def task_of(mask, tasks):
 AMOUNT = Dict(amount=D(3, start=1), edge=ANY, node=ANY)
 OPTION = Dict(node=ANY, option=D(3))
 VERB = Dict(action=D(2), node=ANY)
+TWO, TWO_MASKS = Dict(robots=ANY, tasks=ANY), Dict(robots=MASK, tasks=MASK)
 SPEED = Dict(robots=Sequence(D(2)), speed=D(3))
 HEAD = {head: {"action_head": head} for head in ("nodes", "edges", "robots")}
 CASES = {
@@ -171,19 +163,10 @@ CASES = {
     "edge masked": Case(Dict(edge=ANY), NODES, {}, *choice(second=True)),
     "edges by flag": Case(ANY, NODES, HEAD["edges"], *choice(second=True)),
     "two edges": Case(MD([50, 50]), NODES, CHAIN | HEAD["edges"], *choice(second=True)),
-    "mixed": Case(
-        AMOUNT,
-        NODES,
-        {},
-        Dict(amount=MB(3), edge=MASK, node=MASK),
-        lambda b, n, m: {"amount": b(1, 3)[0], "edge": b(1, m)[0], "node": b(1, n)[0]},
-        lambda mask, a: all(mask[key][a[key]] for key in mask),
-    ),
-    "mixed chain": Case(AMOUNT, NODES, CHAIN, *of_part("node", Dict(node=MASK))),
-    "node and bits": Case(Dict(node=D(9), bits=MB(2)), NODES, CHAIN, *of_part("node", MASK)),
-    "node and options": Case(
-        Dict(node=ANY, amount=D(3)), NODES, {}, *of_part("amount", MB(3), lambda n: 3)
-    ),
+    "mixed": Case(AMOUNT, NODES, {}, *each(amount=3, edge="m", node="n")),
+    "mixed chain": Case(AMOUNT, NODES, CHAIN, *each(node="n")),
+    "node and bits": Case(Dict(node=D(9), bits=MB(2)), NODES, CHAIN, *each(True, node="n")),
+    "node and options": Case(Dict(node=ANY, amount=D(3)), NODES, {}, *each(True, amount=3)),
     "per node": Case(Sequence(D(5, start=2)), NODES, {}, *options(5, rows=True)),
     "per node chain": Case(Sequence(MD([2, 3])), NODES, CHAIN, *options(2, 3, rows=True)),
     "bits of nodes": Case(Sequence(MB(2), stack=True), NODES),
@@ -214,10 +197,7 @@ CASES = {
         ),
     ),
     "row, then option": Case(
-        OPTION,
-        NODES,
-        CHAIN,
-        *then("n", 3, Dict(node=MASK, option=rows_of(3)), "node", "option"),
+        OPTION, NODES, CHAIN, *then("n", 3, Dict(node=MASK, option=rows_of(3)), "node", "option")
     ),
     "row and option in one": Case(
         OPTION, NODES, CHAIN, *joint("n", 3, rows_of(3), "node", "option")
@@ -225,14 +205,9 @@ CASES = {
     "option, then row": Case(
         VERB, NODES, CHAIN, *then(2, "n", Dict(action=MB(2), node=MASK), "action", "node")
     ),
-    "option, then any row": Case(VERB, NODES, CHAIN, *of_part("node", Dict(node=MASK))),
+    "option, then any row": Case(VERB, NODES, CHAIN, *each(node="n")),
     "pair of rows": Case(PAIR, NODES, CHAIN | HEAD["nodes"], *then("n", "n", Tuple((MASK, MASK)))),
-    "rows of two sets": Case(
-        Dict(robots=ANY, tasks=ANY),
-        ROBOTS,
-        CHAIN,
-        *then("n", "m", Dict(robots=MASK, tasks=MASK), "robots", "tasks"),
-    ),
+    "rows of two sets": Case(TWO, ROBOTS, CHAIN, *then("n", "m", TWO_MASKS, "robots", "tasks")),
     "joint per row": Case(
         Sequence(MD([2, 3])),
         NODES,
@@ -597,15 +572,6 @@ def test_a_part_depends_on_those_before(chain):
     assert all((change.nan_to_num().abs().max() > 1e-3) == chain for change in changes)
 
 
-def test_bits_that_are_equally_probable():
-    """Logits of 0: the greedy bits are numbers, and so is their log-probability."""
-    agent = ppo_graph.Agent(ppo_graph.leaves_of(vector(2)), MB(3), ppo_graph.Args())
-    obs = {"obs": ppo_graph.Ragged(torch.zeros(2, 2), torch.arange(3), torch.arange(2))}
-    action, log_prob, _, _ = plain(agent)(obs, greedy=True)
-    assert action.tolist() == [[0, 0, 0]] * 2
-    assert torch.allclose(log_prob, torch.full((2,), 3 * np.log(0.5), dtype=log_prob.dtype))
-
-
 @pytest.mark.parametrize("num", [1, 2, 5, 700])
 def test_ties(num):
     """Of equally probable rows or options the greedy one is the first, masked ones left out."""
@@ -666,29 +632,13 @@ def test_mixture_with_a_box_integrates_to_one(chain, mask):
     assert (p * entropy).sum().item() == pytest.approx(exact.item(), abs=1e-3)
 
 
-@pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
-@settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(action_spaces, st.booleans(), st.booleans())
-def test_actions_are_elements_of_the_space(space, chain, greedy):
-    """What the environment receives lies in its action space, for any tree of spaces."""
-    agent, storage, _, _ = setup(Case(space, {}, {"autoregressive": chain}))
-    obs = storage.gather(np.arange(3))[0]
-    action, log_prob, _, _ = plain(agent)(obs, greedy=greedy)
-    entropy = plain(agent)(obs, action)[2]
-    actions = ppo_graph.to_env_actions(space, {"": action.detach().numpy()}, {})
-    assert len(actions) == 3 and all(space.contains(a) for a in actions), (actions, space)
-    assert log_prob.shape == entropy.shape == (3,)
-
-
 def test_columns_become_actions():
     """Columns are taken in the order of the space, starts are added and boxes clipped."""
-    pair = Tuple((vector(2), MD([3, 3], start=[5, 0])))
-    space = Dict(a=D(3, start=-1), b=pair)
+    space = Dict(a=D(3, start=-1), b=Tuple((vector(2), MD([3, 3], start=[5, 0]))))
     columns = np.array([[0, 0.5, 7, 1, 2], [2, -9, 0, 0, 0]], np.float32)
-    first, second = ppo_graph.to_env_actions(space, {"": columns}, {})
-    assert first["a"] == -1 and second["a"] == 1
-    assert first["b"][0].tolist() == [0.5, 1] and second["b"][0].tolist() == [-1, 0]
-    assert first["b"][1].tolist() == [6, 2] and second["b"][1].tolist() == [5, 0]
+    actions = ppo_graph.to_env_actions(space, {"": columns}, {})
+    found = [(x["a"], *(own.tolist() for own in x["b"])) for x in actions]
+    assert found == [(-1, [0.5, 1], [6, 2]), (1, [-1, 0], [5, 0])]
 
 
 @pytest.mark.parametrize(
@@ -713,10 +663,3 @@ def test_actions_are_elements_of_a_sequence(space):
     expected = ppo_graph.to_env_actions(space.feature_space, {"": rows}, {})
     assert len(found) == len(expected) == 6
     assert all(np.array_equal(a, b) for a, b in zip(found, expected))
-
-
-def test_cost_of_a_choice_is_its_rows():
-    """The head of a choice has as many weights whatever n the Discrete space declares."""
-    agents = [setup(CASES["node masked"]._replace(action=D(n)))[0] for n in (50, 5000)]
-    one, two = (sum(p.numel() for p in agent.head.parameters()) for agent in agents)
-    assert one == two

@@ -75,13 +75,8 @@ def lowered(name: str, folder: Path) -> tuple[list[fake_gpu.Graph], int]:
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
         "TRITON_CACHE_DIR": str(folder / "triton"),
     }
-    done = subprocess.run(
-        [sys.executable, __file__, name, file],
-        env=os.environ | changed,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    how = dict(env=os.environ | changed, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, __file__, name, file], **how)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(file.read_text())
     print(f"{name}: {len(found['sizes'])} kernels; seconds: {found['seconds']}")
@@ -96,9 +91,8 @@ def test_policy_and_loss(name, tmp_path):
     input is on the CPU, as flags would be, in float64; none is written. All kernels can be
     built."""
     graphs, num_kernels = lowered(name, tmp_path)
-    assert graphs == [
-        fake_gpu.Graph(kind, [], [], []) for kind in ("inference", "forward", "backward")
-    ]
+    kinds = ("inference", "forward", "backward")
+    assert graphs == [fake_gpu.Graph(kind, [], [], []) for kind in kinds]
     assert num_kernels >= (10 if name == "CartPole" else 50)
 
 

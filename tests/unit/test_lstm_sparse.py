@@ -1,15 +1,15 @@
-"""The sparse recurrent state of ppo_lstm_sparse.py: its dense oracle, its kernel, collection
-against training."""
+"""The sparse recurrent state of ppo_lstm_sparse.py: its dense oracle, its kernel, its flags."""
 
 import gymnasium as gym
 import helpers
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Sequence
+from gymnasium.spaces import Dict, Discrete, MultiDiscrete, Sequence
 from helpers import (
     IDS,
     MASK,
+    ListEnv,
     RandomEnv,
     SmallEnv,
     collect,
@@ -23,7 +23,6 @@ from helpers import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cleanrl_graph import ppo_graph
 from cleanrl_graph import ppo_lstm_sparse as script
 
 
@@ -96,10 +95,8 @@ def random_steps(rng, num_envs, num_steps, num_keys, density, reset):
     def step():
         ids = rng.permutation(np.flatnonzero(rng.random(num_keys) < density))
         num_edges = int(rng.integers(6)) if len(ids) else 0
-        x, features = (
-            torch.from_numpy(rng.standard_normal(shape))
-            for shape in ((len(ids), 3), (num_edges, 2))
-        )
+        normal = lambda *shape: torch.from_numpy(rng.standard_normal(shape))
+        x, features = normal(len(ids), 3), normal(num_edges, 2)
         links = rng.integers(max(len(ids), 1), size=(num_edges, 2))
         return x, ids, links, features, rng.random() < reset
 
@@ -245,31 +242,6 @@ def test_dense_state_is_the_oracle(seed, density, reset, remember_edges, readout
     assert torch.equal(states[-1]["action"], torch.ones(num_envs, 2))
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.lists(st.integers(0, 3), min_size=1, max_size=5))
-def test_select(seed, envs):
-    """The state of some envs, in any order and more than once; where one starts, nothing."""
-    rng, envs = np.random.default_rng(seed), np.array(envs)
-    names, steps = random_steps(rng, 4, 3, 7, 0.5, 0.1)
-    with torch.no_grad():
-        state = walk(make_memory(True, "mean"), steps, names)[1][-1] | {"action": torch.randn(4, 2)}
-    assert set(script.COUNTS) <= state.keys()
-    starts = rng.random(len(envs)) < 0.5
-    part = script.select(state, envs)
-    after = forget(part, starts)
-    assert part.keys() == after.keys() == state.keys()
-    for name, values in state.items():
-        if name in script.COUNTS:
-            rows = values.split(state[script.COUNTS[name]].tolist())
-            kept = [rows[i] for i, start in zip(envs, starts) if not start]
-            assert torch.equal(part[name], torch.cat([rows[i] for i in envs]))
-            assert torch.equal(after[name], torch.cat([values[:0], *kept]))
-        else:
-            mask = torch.from_numpy(starts).view(-1, *[1] * (values.dim() - 1))
-            assert torch.equal(part[name], values[envs])
-            assert torch.equal(after[name], values[envs].masked_fill(mask, 0))
-
-
 # ---- the kernel ----
 @pytest.mark.parametrize("kind", [torch.nn.LSTM, script.GRU, script.MinGRU])
 @settings(max_examples=25, deadline=None)
@@ -336,59 +308,21 @@ def test_kernel_pads_little():
     assert len(calls) <= 14 and len(x) <= sum(calls) <= 7 / 6 * len(x)
 
 
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("kind", ["lstm", "mingru"])
-@pytest.mark.parametrize("num_steps", [1, 6])
-def test_memory_on_cuda(num_steps, kind, monkeypatch):
-    """cuDNN gives what the staircase on the CPU gives; index tensors stay on the CPU."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # as `start` does
-    rng = np.random.default_rng(0)
-    memory = make_memory(True, "mean", kind).float()
-    names, steps = random_steps(rng, 3, num_steps, 7, 0.5, 0.2)
-    x, seen, features = memory_inputs(steps, names, True)
-    seen["starts"][::num_steps] = False  # nothing is remembered there anyway
-    results = []
-
-    def moved(state, device):
-        floats = {name: v.float().to(device) for name, v in state.items() if v.is_floating_point()}
-        return state | floats
-
-    for device in ("cpu", "cuda"):
-        timeline = script.Timeline(moved(empty_state(3), device), seen)
-        timeline.add(moved(features, device))
-        new = {}
-        with torch.no_grad():
-            out, readout = memory.to(device)(x.float().to(device), timeline)
-            if num_steps == 1:
-                timeline.action = timeline.state["action"]
-                new = timeline.newest()
-                on_host = ("num", "keys", "num_edges", "links")
-                assert all(new[name].device.type == "cpu" for name in on_host)
-        results.append([out.cpu(), readout.cpu(), *(new[name].cpu() for name in sorted(new))])
-    assert_close(*results, 1e-5)
-
-
 # ---- collection and training ----
 class IdEnv(RandomEnv):
-    """RandomEnv whose rows have ids: a few large numbers that come back, or `small` ones."""
+    """RandomEnv whose rows have ids: a few large numbers that come back."""
 
-    def __init__(self, observation="graph", action="", head="nodes", small=False, uint8=False):
-        super().__init__(observation, action, head)
-        inner = self.observation_space
-        self.inner = inner if isinstance(inner, Dict) else Dict(obs=inner)
-        self.dtype, self.offset = np.uint8 if uint8 else np.int64, 0 if small else 2**60
-        ids = Sequence(Box(0, 255, (), np.uint8), stack=True) if uint8 else IDS
-        self.outer = Dict(node_ids=ids, **self.inner.spaces)
-        self.observation_space = self.outer
+    def __init__(self, observation="graph"):
+        super().__init__(observation, head="nodes")
+        self.inner = self.observation_space
+        self.observation_space = self.outer = Dict(node_ids=IDS, **self.inner.spaces)
 
     def observe(self):
         self.observation_space = self.inner
         obs = super().observe()
         self.observation_space = self.outer
         num = len(getattr(obs["obs"], "nodes", obs["obs"]))
-        ids = self.offset + self.np_random.permutation(max(num, 8))[:num]
-        return obs | {"node_ids": ids.astype(self.dtype)}
+        return obs | {"node_ids": 2**60 + self.np_random.permutation(max(num, 8))[:num]}
 
 
 gym.register("Ids-v0", entry_point=IdEnv)
@@ -442,45 +376,26 @@ def test_inputs_of_the_memory(name, on):
     assert (values[0] != values[1]).tolist() == [on] * 4 + [False]
 
 
-def test_ids_of_any_integers(tmp_path):
-    """Ids of uint8 are the same ids as those of int64."""
-    flags = dict(env_id="Ids-v0", lstm_dim=6, save_model=True, remember_edges=True)
-    one, two = (
-        run(tmp_path / str(uint8), script, env_kwargs={"small": True, "uint8": uint8}, **flags)
-        for uint8 in (False, True)
-    )
-    assert same_weights(one.folder, two.folder)
-
-
-FITS = Sequence(Discrete(9), stack=True)
+FITS, GRAPH = Discrete(9), {"g": graph_space()}
 
 
 @pytest.mark.parametrize(
     "ids, others",
     [
-        (Sequence(vector(), stack=True), {"g": graph_space()}),
-        (Sequence(MultiDiscrete([3, 3]), stack=True), {"g": graph_space()}),
-        (MultiDiscrete([9, 9]), {"g": graph_space()}),
-        (Sequence(Dict(a=Discrete(3)), stack=True), {"g": graph_space()}),
-        (FITS, {"g": graph_space(), "h": graph_space()}),
-        (FITS, {"v": vector(3)}),
+        (Sequence(vector()), GRAPH),
+        (Sequence(MultiDiscrete([3, 3])), GRAPH),
+        (MultiDiscrete([9, 9]), GRAPH),
+        (Sequence(Dict(a=Discrete(3)), stack=True), GRAPH),
+        (Sequence(FITS), GRAPH | {"h": graph_space()}),
+        (Sequence(FITS), {"v": vector(3)}),
     ],
     ids=["float", "pairs", "dense", "dict", "two graphs", "no rows"],
 )
-def test_ids_that_do_not_fit(ids, others, tmp_path):
+def test_ids_that_do_not_fit(ids, others):
     """They are no integers, or could name rows of two graphs or of none."""
-
-    class Named(gym.Env):
-        observation_space, action_space = Dict(node_ids=ids, **others), Discrete(2)
-
-        def reset(self, *, seed=None, options=None):
-            return None, {}
-
-    gym.envs.registration.registry.pop("Named-v0", None)
-    gym.register("Named-v0", entry_point=Named)
     sentence = "leaf 'node_ids(.a)?': .* must be (integers|a Sequence of integers, one per row of)"
     with pytest.raises(ValueError, match=sentence):
-        run(tmp_path, script, env_id="Named-v0")
+        begun([lambda: ListEnv(Dict(node_ids=ids, **others), [None])])
 
 
 EDGELESS = "--remember-edges needs --state-per-node, a graph and"
@@ -509,17 +424,11 @@ def test_flags(tmp_path):
     assert len(first.rows) == 3 and all(row["return"] == row["length"] for row in first.rows)
     more = dict(total_timesteps=0, save_model=False, load_model=str(first.folder / "model.pt"))
     assert run(tmp_path / "play", script, **base | more).rows == first.rows
-    for flags in (
-        {"prev_action": False},
-        {"prev_reward": True},
-        {"state_readout": "sum"},
-        {"remember_edges": True},
-        {"state_per_node": False},
-        {"forget_bias": 0.0},
-        {"cell": "mingru"},
-    ):
-        changed = run(tmp_path / "_".join(flags), script, **base | flags | {"eval_episodes": 0})
-        assert not same_weights(first.folder, changed.folder), flags
+    flags = dict(prev_action=False, prev_reward=True, state_readout="sum", remember_edges=True)
+    flags |= dict(state_per_node=False, forget_bias=0.0, cell="mingru")
+    for name, value in flags.items():
+        changed = run(tmp_path / name, script, **base | {name: value, "eval_episodes": 0})
+        assert not same_weights(first.folder, changed.folder), name
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru", "mingru"])
@@ -548,36 +457,9 @@ def test_initialisation(kind):
 
 
 # ---- learning ----
-@pytest.mark.slow
-def test_learns_without_velocities(tmp_path):
-    """CartPole whose velocities are hidden is learned with memory and not without."""
-    base = dict(env_id="CartPole-v1", wrap=("hide:1,3",), norm_obs=True, total_timesteps=60_000)
-    base |= dict(num_envs=16, num_steps=64, num_minibatches=4, update_epochs=8, hidden_dims=(64,))
-    base |= dict(learning_rate=3e-3, ent_coef=0.002)
-
-    def last_returns(name, module, **flags):
-        result = run(tmp_path / name, module, **base | flags)
-        return np.mean([value for _, value in result.scalars["charts/episodic_return"]][-50:])
-
-    assert last_returns("memory", script, lstm_dim=64, prev_action=True) > 150
-    assert last_returns("none", ppo_graph) < 80
-
-
-LEARN = dict(num_minibatches=4, update_epochs=4, learning_rate=5e-3, lstm_dim=16)
-
-
-@pytest.mark.slow
-def test_learns_in_one_environment(tmp_path):
-    """A cue is remembered for five steps where a single environment's rollouts are cut in time."""
-    flags = LEARN | dict(num_envs=1, num_steps=256, total_timesteps=25_600, learning_rate=3e-3)
-    flags |= dict(env_id="envs:Recall-v0", env_kwargs={"length": 5}, eval_episodes=50)
-    assert mean_return(run(tmp_path, script, **flags)) > 0.9
-
-
 class Recall(SmallEnv):
-    """Six elements are shown and one of them is red; then twice any three of them, all of one
-    colour; in the last step all six again, and reward is 1 for choosing the one that was red. Ids
-    and orders are random."""
+    """Six elements are shown, one of them red; then twice any three, all of one colour; then all
+    six, and reward is 1 for choosing the one that was red. Ids and orders are random."""
 
     things = Sequence(vector(2), stack=True)
     observation_space = Dict(node_ids=IDS, things=things, action_mask=MASK)
@@ -604,6 +486,7 @@ gym.register("RecallElements-v0", entry_point=Recall)
 @pytest.mark.parametrize("cell", ["lstm", "gru", "mingru"])
 def test_each_node_has_its_own_memory(cell, tmp_path):
     """What was seen of an element is remembered under its id; chance earns 1/6."""
-    flags = LEARN | dict(num_envs=16, num_steps=16, total_timesteps=12_000, eval_episodes=100)
-    flags |= dict(env_id="RecallElements-v0", gnn_dim=16, gnn_layers=3, cell=cell)
+    flags = dict(num_envs=16, num_steps=16, num_minibatches=4, update_epochs=4, lstm_dim=16)
+    flags |= dict(learning_rate=5e-3, total_timesteps=12_000, eval_episodes=100, gnn_dim=16)
+    flags |= dict(env_id="RecallElements-v0", gnn_layers=3, cell=cell)
     assert mean_return(run(tmp_path, script, **flags)) > 0.9

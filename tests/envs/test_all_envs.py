@@ -1,0 +1,302 @@
+"""What our environments have in common: spaces, seeds, copies, pictures, wrong arguments."""
+
+import cloudpickle
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.utils.env_checker import check_env
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of gymnasium, about scalars and render modes
+IN_TIME = {"reward_unit": "time", "max_episode_steps": 30}
+EXPLORE = {"num_nodes": (8, 20), "episode_length": 20}
+TOY = [
+    ("PoissonGraph-v0", {}),
+    ("PoissonGraph-v0", {"hops": 2, "edges_per_node": 2, "num_features": 3}),
+    ("BestOfSet-v0", {}),
+    ("BestOfSet-v0", {"stack": False, "episode_length": 3}),
+    ("BestOfSet-v0", {"key": "avail_actions"}),
+    ("MatchGoal-v0", {}),
+    ("NearestToMarked-v0", {}),
+    ("NearestToMarked-v0", {"max_size": 40, "episode_length": 3}),
+    ("PairNodes-v0", {}),
+    ("SkillGraph-v0", {}),
+    ("SkillGraph-v0", {"num_skills": 3, "max_nodes": 3, "skill": 2}),
+]
+FIXED = [
+    ("FlexibleJobShop-v0", {"instance": "mk01"}),
+    ("DagSchedule-v0", {"num_jobs": 4, "workload": 3}),
+    ("VertexCover-v0", {"nodes": (20,), "instance": 7}),
+]
+ENVS = TOY + FIXED
+ENVS += [
+    ("StatelessCartPole-v1", {}),
+    ("StatelessCartPole-v1", {"max_episode_steps": 9, "velocities": True}),
+    ("Recall-v0", {}),
+    ("Recall-v0", {"length": 0, "num_cues": 3}),
+    ("LastGraphs-v0", {}),
+    ("LastGraphs-v0", {"window": 5, "episode_length": 3, "max_episode_steps": 2}),
+    ("LastGraphs-v0", {"edges_per_node": 0}),
+    ("GraphExplore-v0", {}),
+    ("GraphExplore-v0", EXPLORE | {"task": "find", "num_colours": 5}),
+    ("GraphExplore-v0", {"num_nodes": (3, 4), "episode_length": 7, "radius_degree": 0.0}),
+    ("JobShop-v0", {}),
+    ("JobShop-v0", {"dispatch": "nondelay", "skip_forced": False} | IN_TIME),
+    ("JobShop-v0", {"jobs": (3, 6), "machines": (3, 5), "machine_edges": "clique"}),
+    ("JobShop-v0", {"instance": "ft06"}),
+    ("FlexibleJobShop-v0", {"jobs": (2, 6), "machines": (2, 4), "window": 3}),
+    ("DagSchedule-v0", {"num_jobs": 4, "num_executors": 5, "sizes": (2,), "load": 1.0}),
+    ("VertexCover-v0", {}),
+    ("Crowd-v0", {}),
+    ("Pogema-v0", {"num_robots": 20}),
+    ("Atari-v0", {"game": "Pong", "frames": 2}),
+]
+
+
+def make(env_id, **kwargs):
+    if env_id == "Atari-v0":
+        pytest.importorskip("ale_py", reason="it is no requirement of this project")
+    return gym.make(f"cleanrl_graph.envs:{env_id}", disable_env_checker=True, **kwargs)
+
+
+def random_action(env, observation, rng):
+    """A uniform choice among the allowed ones, for each row where all act."""
+    space = env.action_space
+    if isinstance(space, spaces.Sequence):
+        num, options = len(observation["node_ids"]), np.arange(space.feature_space.n)
+        mask = observation.get("action_mask", np.ones((num, len(options))))
+        return np.array([rng.choice(options[own > 0]) for own in mask], np.int64)
+    if isinstance(space, spaces.Dict):
+        node = rng.choice(np.flatnonzero(observation["action_mask"]))
+        return {"node": node, "executors": rng.integers(space["executors"].n)}
+    if not isinstance(observation, dict) or "places" in observation:
+        return rng.integers(space.n)
+    if "action_mask" not in observation:
+        return rng.integers(len(observation["avail_actions"]))
+    mask = observation["action_mask"]
+    if mask.ndim == 2:
+        return tuple(rng.choice(np.flatnonzero(column)) for column in mask.T)
+    return rng.choice(np.flatnonzero(mask))
+
+
+def all_bytes(tree):
+    """What tells two results of an environment apart: types, dtypes, shapes and values, bitwise."""
+    if isinstance(tree, dict):
+        return [(key, all_bytes(tree[key])) for key in sorted(tree)]
+    if isinstance(tree, (tuple, list)):
+        return [type(tree), *map(all_bytes, tree)]
+    if isinstance(tree, np.ndarray):
+        return tree.dtype, tree.shape, tree.tobytes()
+    return type(tree), repr(tree)
+
+
+def trace(env, observation, num_steps, seed=5):
+    """(all that random actions lead to, as bytes; the last observation); at first and where
+    episodes end it is checked that it is in the spaces."""
+    rng, rows = np.random.default_rng(seed), [all_bytes(observation)]
+    for t in range(num_steps):
+        assert t > 20 or observation in env.observation_space
+        action = random_action(env, observation, rng)
+        assert t > 20 or action in env.action_space
+        observation, reward, terminated, truncated, info = env.step(action)
+        assert isinstance(reward, float) and {terminated, truncated} <= {True, False}
+        rows.append(all_bytes((observation, reward, terminated, truncated, info)))
+        if terminated or truncated:
+            assert t > 100 or observation in env.observation_space
+            observation, info = env.reset()
+            rows.append(all_bytes((observation, info)))
+    return rows, observation
+
+
+@pytest.mark.parametrize("env_id, kwargs", ENVS)
+def test_seed_fixes_everything(env_id, kwargs):
+    """Whatever came before it; another seed is another episode, and so is the next one."""
+    used, fresh = make(env_id, **kwargs), make(env_id, **kwargs)
+    trace(used, used.reset(seed=1)[0], 37)
+    first = trace(used, used.reset(seed=7)[0], 200)[0]
+    assert first == trace(fresh, fresh.reset(seed=7)[0], 200)[0]
+    other = trace(fresh, fresh.reset(seed=8)[0], 200)[0]
+    assert (first == other) == ("instance" in kwargs)
+
+
+@pytest.mark.parametrize("num_steps", [5, 300])
+@pytest.mark.parametrize("env_id, kwargs", ENVS)
+def test_pickled_copies_go_on_alike(env_id, kwargs, num_steps):
+    """In the middle of an episode, through its end, a time limit and a block of observations; that
+    a copy goes on does not touch the original. They are small: Pogema's lack the map's costs."""
+    env = make(env_id, **kwargs)
+    observation = trace(env, env.reset(seed=1)[0], num_steps)[1]
+    saved = cloudpickle.dumps(env)
+    assert len(saved) < (60_000 if env_id == "Pogema-v0" else 600_000)
+    copies = cloudpickle.loads(saved), env, cloudpickle.loads(saved)
+    first, own, second = (trace(each, observation, 200)[0] for each in copies)
+    assert first == own == second
+
+
+@pytest.mark.parametrize("env_id, kwargs", ENVS)
+def test_pickled_before_the_first_reset(env_id, kwargs):
+    """As an environment is at the start of a run."""
+    env = make(env_id, **kwargs)
+    copy = cloudpickle.loads(cloudpickle.dumps(env))
+    assert all_bytes(env.reset(seed=4)) == all_bytes(copy.reset(seed=4))
+
+
+@pytest.mark.parametrize("env_id, kwargs", FIXED)
+def test_gymnasium_checker(env_id, kwargs):
+    """Random actions are not all allowed, so the checker takes those that are."""
+    env, rng = make(env_id, **kwargs).unwrapped, np.random.default_rng(0)
+    env.reset(seed=0)
+    observation = getattr(env, "observation", lambda: {"action_mask": env.mask})
+    env.action_space.sample = lambda *_: random_action(env, observation(), rng)
+    check_env(env, skip_render_check=True)
+
+
+@pytest.mark.parametrize(
+    "env_id, kwargs, shape, num_colours",
+    [
+        ("DagSchedule-v0", {"num_jobs": 5}, (300, 800, 3), 6),
+        ("GraphExplore-v0", {}, (400, 400, 3), 4),
+        ("GraphExplore-v0", {"task": "find"}, (400, 400, 3), 4),
+        ("JobShop-v0", {"instance": "ft06"}, (148, 808, 3), 9),
+        ("FlexibleJobShop-v0", {"instance": "mk01"}, (148, 808, 3), 13),
+        ("Crowd-v0", {}, (400, 400, 3), 4),
+        ("Pogema-v0", {"map": "........\n" * 8, "num_robots": 3}, (320, 320, 3), 4),
+        ("VertexCover-v0", {}, (480, 480, 3), 4),
+    ],
+)
+def test_pictures(env_id, kwargs, shape, num_colours):
+    """None before the first reset and without the mode; what happens changes them."""
+    env, plain = make(env_id, render_mode="rgb_array", **kwargs).unwrapped, make(env_id, **kwargs)
+    assert env.render() is None
+    observation, first = env.reset(seed=0)[0], env.render()
+    plain.reset(seed=0)
+    assert plain.unwrapped.render() is None
+    ended, rng = False, np.random.default_rng(0)
+    while not ended:
+        observation, _, *ends, _ = env.step(random_action(env, observation, rng))
+        ended = any(ends)
+    image = env.render()
+    assert image.dtype == np.uint8 and image.shape == shape
+    assert len(np.unique(image.reshape(-1, 3), axis=0)) >= num_colours
+    assert image.shape != first.shape or (image != first).any()
+    if "JobShop" in env_id:  # the machines' rows
+        busy = (image[4 + 24 * np.arange(6) + 10] != 255).any(axis=2).mean()
+        assert 0.2 < busy < 1
+    with pytest.raises(ValueError, match="render_mode"):
+        make(env_id, render_mode="ansi", **kwargs)
+
+
+CHAIN = ([4, 2], [1.0, 3.0], [(0, 1)])
+
+
+def shop(times, operations):
+    return {"instance": {"times": times, "operations": operations}}
+
+
+WRONG = {
+    "PoissonGraph-v0": [
+        ({"hops": 3}, "hops is 3"),
+        ({"weights": (0.5, 0.5)}, "sum to 1"),
+        ({"declared_max": 10}, "below max_nodes"),
+    ],
+    "BestOfSet-v0": [({"key": "items"}, "avail_actions")],
+    "PairNodes-v0": [({"num_pairs": 9}, "num_colours")],
+    "StatelessCartPole-v1": [({"render_mode": "ansi"}, "render_mode")],
+    "Recall-v0": [({"length": -1}, "length -1"), ({"num_cues": 1}, "num_cues 1")],
+    "LastGraphs-v0": [
+        ({"window": 6}, "window 6"),
+        ({"episode_length": 0}, "episode_length 0"),
+        ({"weights": (0.5, 0.5)}, "sum to 1"),
+    ],
+    "GraphExplore-v0": [
+        ({"task": "return"}, "task is 'return'"),
+        ({"num_nodes": (2, 5)}, "num_nodes"),
+        ({"num_nodes": (50, 5)}, "smaller one first"),
+        ({"radius_degree": -1}, "radius_degree -1"),
+        ({"episode_length": 0}, "episode_length 0"),
+        ({"task": "find", "num_colours": 1}, "num_colours 1"),
+        ({"task": "find", "num_nodes": (4, 9), "num_colours": 4}, "num_colours 4"),
+        ({"task": "find", "distance": (0, 4)}, "distance"),
+    ],
+    "JobShop-v0": [
+        ({"instance": "la99"}, "Unknown job-shop instance 'la99'"),
+        ({"instance": {"times": [[1, 2]], "machines": [[0, 0]]}}, "Job 0 must visit each machine"),
+        ({"instance": {"times": [[1, 2]], "machines": [[0, 1, 2]]}}, "one shape"),
+        ({"instance": {"times": [[-1, 2]], "machines": [[0, 1]]}}, "whole processing times"),
+        ({"instance": {"times": [[1, 2]]}}, "'times' and 'machines'"),
+        ({"jobs": (5, 3)}, "jobs must be"),
+        ({"machines": 0}, "machines must be"),
+        ({"durations": (0, 9)}, "durations must be"),
+        ({"dispatch": "fifo"}, "dispatch must be one of"),
+        ({"reward_unit": "hours"}, "reward_unit must be one of"),
+        ({"machine_edges": "none"}, "machine_edges must be one of"),
+        ({"machine_sets": 0}, "machine_sets must be a positive int or a pair"),
+        ({"lookahead": 0}, "lookahead must be None or a positive int"),
+    ],
+    "FlexibleJobShop-v0": [  # the others are JobShop-v0's
+        ({"instance": "mk99"}, "Unknown flexible job-shop instance 'mk99'"),
+        ({"instance": {"times": [[1, 2]]}}, "'times' and 'operations'"),
+        (shop([[1, 2]], [2]), "number of operations of each job"),
+        (shop([[1, 2], [1, 1]], [2, 0]), "number of operations of each job"),
+        (shop([1, 2], [2]), "number of operations of each job"),
+        (shop([[1, 2], [0, 0]], [2]), "Operation 1 has no machine"),
+        (shop([[1, 2.5]], [1]), "whole processing times"),
+        (shop([[1, -2]], [1]), "whole processing times"),
+        ({"operations": (0, 3)}, "operations must be"),
+        ({"deviation": 1.5}, "deviation must be"),
+        ({"flexibility": (0.5, 0.2)}, "flexibility must be"),
+        ({"window": 0}, "window must be"),
+    ],
+    "DagSchedule-v0": [
+        ({"num_jobs": 0}, "num_jobs must be a whole number"),
+        ({"num_executors": 2.5}, "num_executors must be a whole number"),
+        ({"limits": 0}, "limits must be a whole number"),
+        ({"load": 0}, "load must be a number > 0"),
+        ({"noise": -1}, "noise must be a number >= 0"),
+        ({"moving_delay": float("nan")}, "moving_delay must be a number >= 0"),
+        ({"reward_unit": 0}, "reward_unit must be a number > 0"),
+        ({"inflation": (2, 1)}, "inflation must be two numbers"),
+        ({"sizes": ()}, "sizes must be numbers > 0"),
+        ({"workload": -1}, "workload must be None or a whole number"),
+        ({"jobs": [([1, 2], [1.0], [])]}, "as many tasks as durations"),
+        ({"jobs": [([0], [1.0], [])]}, "whole numbers of tasks"),
+        ({"jobs": [([1], [np.nan], [])]}, "finite durations"),
+        ({"jobs": [CHAIN, ([1, 2], [1.0, 1.0], [(1, 0)])]}, "Job 1: each edge"),
+        ({"jobs": [3]}, "Job 0 must be"),
+    ],
+    "VertexCover-v0": [
+        ({"nodes": (4, 5)}, "at least 5"),
+        ({"nodes": ()}, "at least 5"),
+        ({"nodes": (20,), "instance": 100}, "below 100"),
+        ({"instance": 1}, "one number of nodes"),
+    ],
+    "Pogema-v0": [
+        ({"map": "maze"}, "map must be one of"),
+        ({"map": "..\n.\n"}, "the same length"),
+        ({"map": "@#$\n"}, "a way from each start"),
+        ({"task": "one"}, "task must be one of"),
+        ({"num_robots": [3, 2]}, "num_robots must be"),
+        ({"num_robots": 400, "map_seed": 1}, "no room for 400 robots"),
+        ({"map": "........\n", "num_robots": 5}, "no room for 5 robots"),
+    ],
+}
+
+
+@pytest.mark.parametrize("env_id", WRONG)
+def test_wrong_arguments(env_id):
+    """A sentence names the argument."""
+    for kwargs, sentence in WRONG[env_id]:
+        with pytest.raises(ValueError, match=sentence):
+            make(env_id, **kwargs).reset(seed=0)
+
+
+@pytest.mark.parametrize("env_id, kwargs", TOY)
+def test_random_policy_scores_low(env_id, kwargs):
+    """The toy environments' rewards per step are 1 at best."""
+    env, rng = make(env_id, **kwargs).unwrapped, np.random.default_rng(1)
+    rewards, observation = [], env.reset(seed=0)[0]
+    for _ in range(4000):
+        observation, reward, terminated, *_ = env.step(random_action(env, observation, rng))
+        rewards.append(reward)
+        observation = env.reset()[0] if terminated else observation
+    assert 0.05 < np.mean(rewards) < 0.4

@@ -51,8 +51,7 @@ class Args:
     gamma: float = 0.99
     """the discount factor gamma"""
     gae_lambda: float = 0.5
-    """the lambda for the general advantage estimation: low, as rewards here come at once; 0.95 if
-    they come late"""
+    """the lambda for the general advantage estimation; 0.95 if rewards come late, not at once"""
     num_minibatches: int = 4
     """the number of mini-batches"""
     update_epochs: int = 4
@@ -163,9 +162,8 @@ class Agent(nn.Module):
         h, pooled = self.encode(graphs)
         key = self.key(h)  # [nodes, dim]
         query = self.actor(pooled)[graphs.batch]  # [nodes, dim]: that of the node's graph
-        # a node's score is that of additive attention plus that of scaled dot products
-        logits = self.score(torch.tanh(key + query)).squeeze(1)
-        logits = logits + (key * query).sum(1) / key.shape[1] ** 0.5
+        logits = self.score(torch.tanh(key + query)).squeeze(1)  # as in additive attention, and
+        logits = logits + (key * query).sum(1) / key.shape[1] ** 0.5  # as in scaled dot products
         logits = logits.masked_fill(~graphs.mask, -1e9)
         probs = softmax(logits, ptr=graphs.ptr)  # [nodes]: they sum to 1 in each graph
         logprobs = probs.clamp(min=1e-20).log()  # in the entropy 0 * -inf would be nan
@@ -190,8 +188,7 @@ if __name__ == "__main__":
     torch.manual_seed(args.seed)
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
 
-    # env_id's module may be in the current folder. This script's folder is searched last, as its
-    # `envs` would hide a module of yours
+    # env_id's module may be in the current folder; the script's, whose `envs` hides yours, is last
     folder = sys.path[0]
     sys.path[0] = os.getcwd()
     sys.path += [folder, os.path.dirname(folder)]

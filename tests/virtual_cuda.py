@@ -75,7 +75,8 @@ class Log:
         self.copies[kind, where()] += 1
 
     def wait(self, kind: str) -> None:
-        """The host waits for all that it launched. What was copied must be what it was."""
+        """The host waits for all that it has launched. What was copied must still be what it
+        was."""
         self.waits[kind, where()] += 1
         for begin, end, content, line, _ in self.to_device:
             if ctypes.string_at(begin, end - begin) != content:

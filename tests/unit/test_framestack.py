@@ -1,4 +1,5 @@
-"""The views of ppo_framestack.py: what they read; each step is stored and encoded once."""
+"""The views of ppo_framestack.py: what they read, that each step is stored and encoded once, and
+that it learns."""
 
 from functools import partial
 
@@ -9,7 +10,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from gymnasium.spaces import Discrete, MultiDiscrete
-from helpers import ACTIONS, OBSERVATIONS, UsageErrors, graph_space, sample, small_args, vector
+from helpers import (
+    ACTIONS,
+    OBSERVATIONS,
+    SmallEnv,
+    UsageErrors,
+    graph_space,
+    logged,
+    mean_return,
+    sample,
+    small_args,
+    vector,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -98,7 +110,8 @@ def begun(space, lengths, action_space=None, **flags):
 
 @torch.no_grad()
 def collect(part):
-    """One rollout with other weights; adds the views [T, N, dim] to `part`, actions to games."""
+    """One rollout after a change of the weights. `part` receives the views of each step, [T, N,
+    dim], and the games their actions."""
     part.views = []
     for parameter in part.agent.parameters():
         parameter += 0.01 * torch.randn_like(parameter)
@@ -129,7 +142,8 @@ def play(*args, num_rollouts=3, **flags):
 
 
 def test_gradient_reaches_the_encoder_through_all_views():
-    """A graph, or chosen node, that is only seen through a view trains the encoder."""
+    """A graph that is only seen through a view on the past trains the encoder, and so does a chosen
+    node."""
     for views, head in (
         ({"obs_shifts": "-2", "action_shifts": ""}, "auto"),
         ({"obs_shifts": "", "action_shifts": "-1"}, "nodes"),
@@ -259,6 +273,25 @@ def test_views_never_cross_an_episode(lengths, num_steps, shifts):
             assert read == (1 + (t + shift + late) * num_envs + env if inside else 0)
 
 
+@pytest.mark.parametrize("kind", ["vector", "mixed"])
+@pytest.mark.parametrize("off", [1, -1])
+def test_a_boundary_that_is_off_by_one_is_noticed(kind, off, monkeypatch, tmp_path):
+    """Training views that reach one step over an episode's start, or not to it, show."""
+    original = script.Memory.act
+
+    def shifted(self, step, greedy=False):
+        result = original(self, step, greedy)
+        num_envs = len(self.age)
+        self.size -= num_envs
+        self.reads[-1] = self.next_reads(np.clip(self.age + off, 0, self.size // num_envs))
+        self.size += num_envs
+        return result
+
+    monkeypatch.setattr(script.Memory, "act", shifted)
+    found = train(tmp_path, env_id="Random-v0", env_kwargs={"observation": kind})
+    assert min(logged(found, "debug/collection_mismatch")) > 1e-4
+
+
 @pytest.mark.parametrize("kind", ["vector", "image_chw", "graph_edges"])
 def test_each_step_is_stored_once(kind):
     """The stored bytes are those of a run without views, plus the steps that views reach back to:
@@ -343,3 +376,41 @@ def test_play_forgets(monkeypatch):
         assert [info["episode"]["l"] for info in infos] == [40, 40]
     assert returns[0] == returns[1] and len(returns[0]) == 80
     assert memories[0].size <= 2 * (4 + 3) and memories[1].size == 2 * 40
+
+
+class Delay(SmallEnv):
+    """A random bit each step; reward 1 for naming the one of two steps before."""
+
+    observation_space, action_space, length = Discrete(2), Discrete(2), 16
+
+    def begin(self):
+        self.bits = [0, 0]
+
+    def observe(self):
+        self.bits.append(int(self.np_random.integers(2)))
+        return self.bits[-1]
+
+    def reward(self, action):
+        return action == self.bits[-3]
+
+
+gym.register("DelayedBit-v0", entry_point=Delay)
+
+
+@pytest.mark.parametrize("shifts, low, high", [("-2:0", 15.0, 16.0), ("-1:0", 6.0, 10.5)])
+def test_learns_what_the_views_show(tmp_path, shifts, low, high):
+    """A bit of two steps before is named with a view on it, and guessed without."""
+    flags = dict(env_id="DelayedBit-v0", num_envs=8, num_steps=32, total_timesteps=12_000)
+    flags |= dict(learning_rate=3e-3, gamma=0.5, eval_episodes=50)
+    assert low <= mean_return(train(tmp_path, **flags, **NO_VIEWS | {"obs_shifts": shifts})) <= high
+
+
+@pytest.mark.slow
+def test_stateless_cartpole(tmp_path):
+    """Frames stand in for the velocities that the observation lacks; one frame does not."""
+    flags = dict(env_id="envs:StatelessCartPole-v1", num_envs=8, num_steps=64, norm_obs=True)
+    flags |= dict(num_minibatches=4, update_epochs=8, gamma=0.98, learning_rate=3e-3)
+    flags |= dict(total_timesteps=25_600, hidden_dims=(64,), clip_vloss=False, eval_episodes=20)
+    views = mean_return(train(tmp_path / "views", **flags))
+    control = train(tmp_path / "control", **flags, **NO_VIEWS | {"obs_shifts": "0"})
+    assert views > 150 > 100 > mean_return(control)

@@ -1,4 +1,5 @@
-"""Running statistics, node ids, images: what the shared blocks do with observed values."""
+"""Running observation statistics, node ids and images: what the shared blocks do with observed
+values."""
 
 import importlib
 
@@ -9,13 +10,14 @@ import shared_blocks
 import torch
 from gymnasium import spaces
 from helpers import (
-    IDS,
     ListEnv,
     SmallEnv,
     UsageErrors,
     everything,
     graph_space,
     make_envs,
+    mean_return,
+    rows_of,
     run,
     sample,
     small_args,
@@ -210,17 +212,49 @@ def test_statistics_are_saved_and_frozen_in_evaluation(name, tmp_path, monkeypat
     assert all(torch.equal(after[name], value) for name, value in model.items())
 
 
-def ids_env(ids_space=None, node_ids=(5, 3, 8), inner=None, kind=np.int64):
+def test_normalisation_helps_where_units_differ(tmp_path):
+    """With observations far from zero a policy learns with --norm-obs and not without."""
+
+    class Offset(SmallEnv):
+        observation_space, action_space = vector(1, low=0, high=1e5), spaces.Discrete(2)
+        length = 10
+
+        def observe(self):
+            self.bit = int(self.np_random.integers(2))
+            return np.array([5000 + self.bit], np.float32)
+
+        def reward(self, action):
+            return action == self.bit
+
+    gym.register("Offset-v0", entry_point=Offset)
+    flags = dict(env_id="Offset-v0", num_envs=8, num_steps=16, total_timesteps=6000)
+    flags |= dict(learning_rate=3e-3, gamma=0.5, eval_episodes=20)
+    one, two = (run(tmp_path / str(norm), norm_obs=norm, **flags) for norm in (True, False))
+    assert mean_return(one) > 9.5 and mean_return(two) < 7.5
+
+
+class Ids(gym.Env):
     """A graph whose nodes have ids."""
-    ids_space = ids_space or spaces.Sequence(spaces.Box(0, 99, (), kind), stack=True)
-    space = spaces.Dict(node_ids=ids_space, **inner or {"graph": graph_space()})
-    graph = spaces.GraphInstance(np.ones((3, 3), np.float32), None, None)
-    return ListEnv(space, [{"graph": graph, "node_ids": np.array(node_ids, kind)}])
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, ids_space=None, node_ids=(5, 3, 8), inner=None, kind=np.int64):
+        ids_space = ids_space or spaces.Sequence(spaces.Box(0, 99, (), np.int64), stack=True)
+        inner = inner or {"graph": graph_space()}
+        self.observation_space = spaces.Dict(node_ids=ids_space, **inner)
+        self.node_ids = np.array(node_ids, kind)
+
+    def reset(self, *, seed=None, options=None):
+        nodes = rows_of(vector(3), np.random.default_rng(0), 3)
+        return {"graph": spaces.GraphInstance(nodes, None, None), "node_ids": self.node_ids}, {}
+
+    def step(self, action):
+        return self.reset()[0], 0.0, False, False, {}
 
 
 def test_node_ids_are_no_input():
     """They are as many as nodes, keep their integers and do not reach the encoder."""
-    envs = make_envs([ids_env])
+    envs = make_envs([Ids])
     obs = ppo_graph.Storage(envs.leaves, CPU).append(envs.reset(0).obs)
     assert obs["node_ids"].values.tolist() == [5, 3, 8]
     assert obs["node_ids"].values.dtype == torch.int64
@@ -233,10 +267,11 @@ def test_node_ids_are_no_input():
 
 def test_node_ids_beside_avail_actions():
     """Ids name the rows of the set and never those of avail_actions."""
+    ids = spaces.Sequence(spaces.Box(0, 99, (), np.int64), stack=True)
     rows = spaces.Sequence(vector(2), stack=True)
     zeros = np.zeros((3, 2), np.float32)
     obs = {"avail_actions": zeros[:2], "node_ids": np.array([5, 3, 8]), "set": zeros}
-    space, actions = spaces.Dict(avail_actions=rows, node_ids=IDS, set=rows), spaces.Discrete(9)
+    space, actions = spaces.Dict(avail_actions=rows, node_ids=ids, set=rows), spaces.Discrete(9)
     envs = make_envs([lambda: ListEnv(space, [obs], actions)])
     assert {leaf.path: leaf.group for leaf in envs.leaves} == {name: name for name in obs}
     counts = envs.reset(0).obs.counts
@@ -246,7 +281,7 @@ def test_node_ids_beside_avail_actions():
         bad = dict(obs, node_ids=np.array(wrong))
         with pytest.raises(UsageErrors, match="leaf 'node_ids', step 0: . rows where 'set' has 3"):
             make_envs([lambda: ListEnv(space, [bad], actions)]).reset(0)
-    space = spaces.Dict(avail_actions=rows, node_ids=IDS)
+    space = spaces.Dict(avail_actions=rows, node_ids=ids)
     with pytest.raises(UsageErrors, match="leaf 'node_ids'"):  # there is nothing that they name
         make_envs([lambda: ListEnv(space, [obs], actions)]).reset(0)
 
@@ -254,7 +289,8 @@ def test_node_ids_beside_avail_actions():
 @pytest.mark.parametrize("kind", [np.int64, np.uint8, np.int8, np.uint16])
 def test_ids_of_any_integer_type(kind):
     """Ids are integers of any type."""
-    envs = make_envs([lambda: ids_env(kind=kind)])
+    ids = spaces.Sequence(spaces.Box(0, 99, (), kind), stack=True)
+    envs = make_envs([lambda: Ids(ids, kind=kind)])
     obs = ppo_graph.Storage(envs.leaves, CPU).append(envs.reset(0).obs)
     assert obs["node_ids"].values.tolist() == [5, 3, 8]
 
@@ -271,7 +307,7 @@ def test_ids_of_any_integer_type(kind):
 def test_wrong_node_ids(kwargs, message):
     """Ids that repeat, are too few, or name the rows of nothing are errors that say so."""
     with pytest.raises(UsageErrors, match=message):
-        make_envs([lambda: ids_env(**kwargs)]).reset(0)
+        make_envs([lambda: Ids(**kwargs)]).reset(0)
 
 
 @pytest.mark.parametrize(

@@ -114,10 +114,15 @@ def no_kernel(script):
     return after_averaging(script, lambda grad: torch.histogram(grad, 4))
 
 
+def pageable(script, **how):
+    """A copy from pageable memory that is waited for."""
+    to_device = lambda array, device: torch.from_numpy(array).to(device, **how)
+    return mock.patch.object(script, "to_device", to_device)
+
+
 def not_pinned(script):
     """A copy from pageable memory."""
-    to_device = lambda array, device: torch.from_numpy(array).to(device, non_blocking=True)
-    return mock.patch.object(script, "to_device", to_device)
+    return pageable(script, non_blocking=True)
 
 
 def reused(script):
@@ -171,8 +176,11 @@ LONG = CARTPOLE | dict(num_steps=24, total_timesteps=3 * 72)
 AGENTS = any_env("graph_edges", "per_node", with_ids=True, norm_obs=True)
 GRAPH, SET, IMAGES = ("graph_edges", "element"), ("sequence", "element"), ("graph_image_vector",)
 KINDS = [(kind, action) for kind in ("box", "image") for action in ("discrete", "box", "tuple")]
-CHOICES = ("discrete", "element", "box", "pair")
-KINDS += [(kind, action) for kind in ("graph_edges", "sequence") for action in CHOICES]
+KINDS += [
+    (kind, action)
+    for kind in ("graph_edges", "sequence")
+    for action in ("discrete", "element", "box", "pair")
+]
 FAST, SLOW = True, False
 ROWS = [  # check, script, flags, whether it is one of the fast ones
     *(
@@ -223,6 +231,7 @@ ROWS = [  # check, script, flags, whether it is one of the fast ones
 ]
 BUGS = {  # planted bug -> (check, observation, what is found)
     waiting: (budget, "box", "1 waits per minibatch, 0 allowed: {('_local_scalar_dense', 'test_v"),
+    pageable: (budget, "box", "3 waits per step, 1 allowed: {('copy to the device', 'test_virtual"),
     not_pinned: (budget, "box", "1 copies per step from pageable memory: test_virtual_cuda.py"),
     reused: (same, "box", "is used again while it is copied since test_virtual_cuda.py"),
     early: (same, "box", "AssertionError: 100"),  # of an action
@@ -268,9 +277,13 @@ def results(request, tmp_path_factory):
     items = (item for item in request.session.items if item.path.samefile(__file__))
     names = [item.callspec.params["name"] for item in items if "results" in item.fixturenames]
     file = tmp_path_factory.mktemp("virtual_cuda") / "results"
-    env = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
-    how = dict(env=env, capture_output=True, text=True, timeout=600)
-    done = subprocess.run([sys.executable, __file__, file, *names], **how)
+    done = subprocess.run(
+        [sys.executable, __file__, file, *names],
+        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
     found = dict(map(json.loads, file.read_text().splitlines()))
     died = [f"the process ended with {done.returncode}: {done.stderr[-1000:]}"]
     return {name: found.get(name, died) for name in names}
@@ -301,8 +314,9 @@ def test_tests_for_cuda(tmp_path):
     if reason := virtual_cuda.reason_not():
         pytest.skip(reason)
     pytest_of = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", "--virtual-cuda"]
-    pytest_of += ["--basetemp", tmp_path / "tests", "-p", "no:cacheprovider", HERE / "test_cuda.py"]
-    done = subprocess.run(pytest_of, capture_output=True, text=True, timeout=600)
+    pytest_of += ["--basetemp", tmp_path / "tests", "-p", "no:cacheprovider"]
+    files = [HERE / "test_cuda.py", HERE / "test_lstm_sparse.py"]
+    done = subprocess.run([*pytest_of, *files], capture_output=True, text=True, timeout=600)
     output = done.stdout[-3000:] + done.stderr[-1000:]
     assert done.returncode == 0 and "skipped" not in done.stdout, output
 

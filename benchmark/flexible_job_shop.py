@@ -61,7 +61,8 @@ def our_rows(runs: list[dict]) -> dict[str, dict[str, float]]:
                 own[suite] = gaps(run, rule).mean()
         else:
             best = next(name for name in run["eval"] if name.startswith("best of"))
-            own = rows.setdefault(f"ppo_graph.py {best}, seed {run['seed']}", {})
+            # of a model with other rounding: its training was not kept
+            own = rows.setdefault(f"ppo_graph.py {best}, one seed of an earlier training", {})
             own[suite] = gaps(run, best).mean()
     mean = {
         suite: np.mean([row[suite] for row in by_seed.values() if suite in row])

@@ -179,7 +179,7 @@ class Agent(nn.Module):
 if __name__ == "__main__":
     args = tyro.cli(Args)
     batch_size = args.num_envs * args.num_steps
-    num_iterations = max(args.total_timesteps // batch_size, 1)
+    num_iterations = args.total_timesteps // batch_size
     run_name = f"{args.env_id.split(':')[-1]}__{args.exp_name}__{args.seed}__{int(time.time())}"
     writer = SummaryWriter(f"runs/{run_name}")
     writer.add_text("hyperparameters", str(vars(args)))

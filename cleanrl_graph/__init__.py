@@ -2,7 +2,7 @@
 
 from typing import Any
 
-__version__ = "1.1.0.dev0"
+__version__ = "2.0.0"
 
 
 def __getattr__(name: str) -> Any:

@@ -16,7 +16,7 @@ import pytest
 import torch
 import tyro
 from gymnasium import spaces
-from helpers import SmallEnv, run, run_folder, small_args
+from helpers import SmallEnv, run, small_args
 from torch_geometric import nn as pyg
 
 from cleanrl_graph import load_policy, ppo_graph, ppo_graph_aux, services

@@ -170,8 +170,8 @@ class Args:
     """toggles the clipped loss of the value function"""
     norm_vloss: float = 1.0
     """if above 0, divides the loss of the value function by this + the variance of the returns"""
-    ent_coef: float | None = None
-    """coefficient of the entropy; None: 0.01 with images, else 0"""
+    ent_coef: float = 0.0
+    """coefficient of the entropy"""
     vf_coef: float = 0.5
     """coefficient of the value function"""
     max_grad_norm: float = 0.5
@@ -242,12 +242,10 @@ def start(args: Any) -> torch.device:
 
 def complete(args: Args, leaves: list["Leaf"]) -> None:
     """Sets the flags that are computed in runtime, and those that do not fit."""
-    has_images = any(leaf.channels and leaf.is_input for leaf in leaves)
-    if args.update_epochs is None:
-        args.update_epochs = 8 if has_images else 4
-    if args.ent_coef is None:
-        args.ent_coef = 0.01 if has_images else 0.0
     args.num_iterations = args.total_timesteps // (args.num_envs * args.num_steps * WORLD_SIZE)
+    if args.update_epochs is None:
+        has_images = any(leaf.channels and leaf.is_input for leaf in leaves)
+        args.update_epochs = 8 if has_images else 4
 
 
 class UsageError(ValueError):
@@ -1635,12 +1633,11 @@ class Agent(nn.Module):
         leaves, self.critic_encoder = critic_only(leaves, args)
         self.encoder = Encoder(leaves, args)
         self.gtrxl = GTrXL(args)
-        has_images = any(leaf.channels for leaf in self.encoder.leaves)
-        # Actor and critic see the age faintly beside images: else the policy is sure of what it
-        # does by the clock before it has learned to see
-        self.age_scale = 0.1 if has_images else 1.0
+        # Beside images actor and critic do not see the age: else the policy is sure of what it does
+        # by the clock before it has learned to see
+        self.shows_age = not any(leaf.channels for leaf in self.encoder.leaves)
         # They see the observation, the stream, what attention found (D each) and the age's encoding
-        widths = [self.encoder.dim + 3 * args.dim, *args.hidden_dims]
+        widths = [self.encoder.dim + (2 + self.shows_age) * args.dim, *args.hidden_dims]
         self.actor = mlp(widths, args.activation)
         latent_dim = widths[-1]
         widths[0] += self.critic_encoder.dim
@@ -1668,9 +1665,10 @@ class Agent(nn.Module):
         tokens = self.token(torch.cat([features, previous], 1))
         tokens = tokens + self.token_mlp(tokens)
         outputs, inputs, kv = self.gtrxl(tokens.unflatten(0, age.shape), age, kv)
-        encodings = self.age_scale * encode_steps(ages, outputs.shape[2] // 2)
-        features = torch.cat([features, outputs.flatten(0, 1), encodings], 1)
-        return features, elements, inputs, kv
+        seen = [features, outputs.flatten(0, 1)]
+        if self.shows_age:
+            seen.append(encode_steps(ages, outputs.shape[2] // 2))
+        return torch.cat(seen, 1), elements, inputs, kv
 
     def forward(self, features: Tensor, elements: dict, obs: Obs, action=None, greedy=False):
         """(action, log_prob [B], entropy [B], value [B]) given features [B, dim]."""

@@ -227,7 +227,6 @@ def test_help_shows_every_flag(name, capsys):
 
 # None by default: as the observations ask for
 OTHER_TYPE = [("ppo_lstm_sparse", "update_epochs"), ("ppo_gtrxl", "update_epochs")]
-OTHER_TYPE += [("ppo_gtrxl", "ent_coef")]
 
 
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "ppo_graph"])

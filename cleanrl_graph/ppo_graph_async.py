@@ -968,19 +968,22 @@ class Part(NamedTuple):
 
 def group_of(name: str, leaves: list[Leaf]) -> str:
     """The group of rows that a name means, --action-head or a key of a Dict of actions: "nodes" of
-    the graph, or elements of the set; "edges"; the name of a group; "" for others. "auto" means
-    avail_actions or, if the mask has rows, nodes. UsageError for a name that can mean several."""
+    the graph, or elements of the set; "edges"; the name of a group, or of a graph for its nodes; ""
+    for others. "auto" means avail_actions or, if the mask has rows, nodes. UsageError for a name
+    that can mean several."""
+    if name == "flat":
+        return ""
     groups = {leaf.group for leaf in leaves if leaf.group and leaf.is_input}
     links = {leaf.path: leaf.nodes for leaf in leaves if leaf.is_links}
     if name == "auto" and "avail_actions" in groups:
         name = "avail_actions"
     elif name == "auto" and any(leaf.group.startswith("action_mask") for leaf in leaves):
         name = "nodes"
-    found = (groups - {"flat"}) & {name}
-    if not found and name in ("node", "nodes"):
-        found = set(links.values()) or groups - {"avail_actions"}
-    elif not found and name in ("edge", "edges"):
-        found = set(links)
+    found = groups & {name, f"{name}.nodes"}
+    if name in ("node", "nodes"):
+        found = found or set(links.values()) or groups - {"avail_actions"}
+    elif name in ("edge", "edges"):
+        found = found or set(links)
     if len(found) > 1:
         raise UsageError(f"'{name}' can mean each of {sorted(found)}: give one as --action-head")
     return min(found, default="")

@@ -260,8 +260,10 @@ def playable(space: gym.Space, path: str, notes: list[str]) -> gym.Space:
             notes.append(f"{about} a choice of a whole number for each entry")
             num = (high - low + 1).astype(np.int64)
             return spaces.MultiDiscrete(num, start=low.astype(np.int64))
-        notes.append(f"{about} numbers from -1 to 1, which are scaled to its bounds and rounded")
-        most = np.where(high - low < UNBOUNDED, 1, np.inf).astype(np.float32)
+        is_bounded = high - low < UNBOUNDED
+        scaled = ", and scaled where it has bounds" * bool(is_bounded.any())
+        notes.append(f"{about} numbers, which are rounded{scaled}")
+        most = np.where(is_bounded, 1, np.inf).astype(np.float32)
         return spaces.Box(-most, most, dtype=np.float32)
     if isinstance(space, spaces.Sequence):
         row = playable(space.feature_space, path, notes)

@@ -13,6 +13,7 @@ from cleanrl_graph.services.check import DISCRETE, for_policy
 from cleanrl_graph.services.checkpoint import world_size
 
 MOST = 12  # inputs, or parts of an action, that are named
+LONG = 50  # options of a row's fixed list; where there are more they are probably rows
 ROWS = {"nodes": "nodes", "edge_links": "edges"}  # what the rows of a group are, by its last word
 
 
@@ -21,18 +22,19 @@ def lines(script: ModuleType, args: Any, agent: torch.nn.Module, envs: Any) -> I
     leaves = envs.leaves
     seen = for_policy(leaves, args)
     parts = script.parts_of(envs.action_space, seen, args)
-    acting = script.acting_group(envs.action_space, seen, args.action_head)
     inputs = [text_of(leaf, leaf.group) for leaf in leaves if leaf.is_input]
     yield f"inputs: {listed(inputs, ', ')}"
     for leaf in leaves:
         if leaf.path == "node_ids":
             yield f"no input: {text_of(leaf, leaf.group)}, by which a memory knows a row again"
     spaces = {leaf.path: leaf.space for leaf in script.leaves_of(envs.action_space, "action")}
-    yield f"action: {listed(list(factors(parts, spaces, leaves)), '; ')}"
+    how = "each knows those before it" if args.autoregressive else "drawn independently"
+    action = listed(list(factors(parts, spaces, leaves)), "; ")
+    yield f"action: {action}" + f"; {how}" * (len(parts) > 1)
     num = sum(param.numel() for param in agent.parameters())
     ranks = f", {world_size()} ranks" * (world_size() > 1)
     yield f"network: {num:,} parameters on {next(agent.parameters()).device}{ranks}"
-    if args.action_head == "auto" and not acting:
+    if args.action_head == "auto":
         yield from doubts(parts, leaves)
 
 
@@ -59,7 +61,8 @@ def range_of(space: Any) -> str:
     low = np.unique(space.low)
     high = np.unique(space.high)
     if len(low) > 1 or len(high) > 1:
-        return "between their bounds" if np.isfinite([*low, *high]).all() else "some unbounded"
+        is_bounded = np.isfinite([*low, *high]).all()
+        return "between their bounds" if is_bounded else "some of them unbounded and not scaled"
     if not np.isfinite([low, high]).any():
         return "unbounded, not scaled"
     text = f"from {low[0]:.4g} to {high[0]:.4g}"
@@ -88,8 +91,9 @@ def factors(parts: list, spaces: dict[str, Any], leaves: list) -> Iterator[str]:
             text += f"{listed(sizes, ', ')} options"
         for leaf in leaves:
             if leaf.path == part.mask:
-                rows = leaf.group and (part.group or part.rows or leaf.group)
-                text += f", masked by {text_of(leaf, rows)}"
+                before = parts[parts.index(part) - 1].group * part.given
+                rows = leaf.group and (part.group or part.rows or before or leaf.group)
+                text += f", masked by {text_of(leaf, rows)}" + ", by the part before" * part.given
         each = f"for each row of {part.rows} " * (part.rows != "")
         name = path.removeprefix("action").removeprefix(".")
         yield f"{name}: {each}{text}".removeprefix(": ")
@@ -97,25 +101,35 @@ def factors(parts: list, spaces: dict[str, Any], leaves: list) -> Iterator[str]:
 
 def doubts(parts: list, leaves: list) -> Iterator[str]:
     """A warning for a fixed list of options beside rows of which none is chosen. A mask of the
-    list's own name says that it is meant."""
+    list's own name says that it is meant, and so does any mask of a list that each row has."""
     groups = []
     for leaf in leaves:
         if leaf.is_input and leaf.group and not leaf.is_links and leaf.space != fitting.WORD:
             groups.append(leaf.group)
     mask = ""
-    has_list = False
+    lists = []
     for part in parts:
         if part.group or part.mask.startswith("action_mask."):
             return
-        has_list |= part.k == 1 and part.n > 0
+        if part.k == 1 and (part.n > LONG and not part.mask if part.rows else part.n > 0):
+            lists.append(part)
         if part.mask and len(parts) == 1:
             mask = f", and {part.mask} has {part.n} entries whatever the number of rows is"
-    if not groups or not has_list:
+    if not groups or not lists:
         return
-    first = groups[0]
-    head = "nodes" * (len(set(groups)) == 1) or first
+    acting = lists[0].rows
+    others = [group for group in groups if group != acting] or groups
+    first = others[0]
+    head = "nodes" * (len(set(others)) == 1) or first
     name = "entry " * first[0].isdecimal() + first  # of a Tuple
-    yield (
-        f"warning: the action is one of a fixed list{mask}; if it should be a row of '{name}', "
-        f"give --action-head {head}; if not, --action-head flat says so"
-    )
+    if not acting:
+        yield (
+            f"warning: the action is one of a fixed list{mask}; if it should be a row of '{name}', "
+            f"give --action-head {head}; if not, --action-head flat says so"
+        )
+    else:
+        yield (
+            f"warning: each row of {acting} chooses from a fixed list of {lists[0].n} options; if "
+            f"it should choose a row of '{name}', call that part of the action "
+            f"'{first.removesuffix('.nodes')}'; if not, --action-head {acting} says so"
+        )

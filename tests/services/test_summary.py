@@ -130,8 +130,12 @@ OWN_ACTIONS = {
     "2 numbers from 0 to inf, not scaled": spaces.Box(0, np.inf, (2,)),
     "2 numbers unbounded, not scaled": spaces.Box(-np.inf, np.inf, (2,)),
     "2 numbers between their bounds": spaces.Box(np.array([0, 1], "f"), np.array([2, 2], "f")),
-    "2 numbers some unbounded": spaces.Box(np.array([0, 1], "f"), np.array([2, np.inf], "f")),
-    f"50 fixed lists, of {FIRST}, and 38 more options": spaces.MultiDiscrete(range(2, 52)),
+    "2 numbers some of them unbounded and not scaled": spaces.Box(
+        np.array([0, 1], "f"), np.array([2, np.inf], "f")
+    ),
+    f"50 fixed lists, of {FIRST}, and 38 more options; drawn independently": spaces.MultiDiscrete(
+        range(2, 52)
+    ),
 }
 
 
@@ -166,6 +170,43 @@ def test_rows_beside_a_fixed_list(observation, warning, tmp_path, monkeypatch):
     assert not any("warning" in line for line in said(tmp_path / "b", action_head="flat", **flags))
     (part,) = make_envs([lambda: helpers.RandomEnv(observation)], action_head=head).parts[0]
     assert part.group in line
+
+
+def fleet(name, num):
+    """Vehicles that act, beside a graph; each has a part of that name."""
+    action = spaces.Sequence(spaces.Dict({name: spaces.Discrete(num)}))
+    vehicles = spaces.Sequence(helpers.vector(2), stack=True)
+    observation = spaces.Dict(map=helpers.graph_space(features=2), vehicles=vehicles)
+    obs = observation.sample()
+    return helpers.ListEnv(observation, [obs], spaces.Dict(vehicles=action))
+
+
+@pytest.mark.parametrize(
+    "name, num, told",
+    [
+        (
+            "target",
+            1000,
+            "'map.nodes', call that part of the action 'map'; if not, --action-head v",
+        ),
+        (
+            "map",
+            1000,
+            "action: vehicles.map: for each row of vehicles choice of a row of map.nodes",
+        ),
+        ("target", 3, "for each row of vehicles a fixed list of 3 options"),
+    ],
+)
+def test_rows_that_choose_by_a_wrong_name(name, num, told, tmp_path):
+    gym.register("Fleet-v0", lambda: fleet(name, num))
+    try:
+        lines = said(tmp_path / "a", env_id="Fleet-v0")
+        assert any(told in line for line in lines), lines
+        assert any("warning" in line for line in lines) == told.startswith("'map.nodes'")
+        lines = said(tmp_path / "b", env_id="Fleet-v0", action_head="vehicles")
+        assert not any("warning" in line for line in lines)
+    finally:
+        del gym.registry["Fleet-v0"]
 
 
 def test_words_are_no_rows_to_choose(tmp_path):

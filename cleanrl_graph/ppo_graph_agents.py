@@ -982,7 +982,7 @@ class Part(NamedTuple):
     n: int  # of a choice: the most rows allowed
     mask: str = ""  # path of the mask's leaf, or ""
     entries: slice | None = None  # the part's own in a row of the mask
-    given: bool = False  # whether the mask has entries for each value of the part before
+    given: bool = False  # has the mask entries for each value of the part before, say 2 verbs x 3?
 
 
 def group_of(name: str, leaves: list[Leaf]) -> str:
@@ -1377,11 +1377,10 @@ class Memory:
         follows = np.arange(N, num_before).reshape(T, N)
         follows[dones] = -1
         follows[truncated] = num_before + np.arange(len(self.finals))
-        acting = self.agent.head.acting
         counts = []
         ids = []
         for flat in [*self.observations, step.obs, *self.finals]:
-            num = flat.counts[acting]
+            num = flat.counts[self.agent.head.acting]
             counts.append(num)
             ids.append(agent_ids(self.storage.leaves, flat.values, num))
         counts = np.concatenate(counts)
@@ -1471,7 +1470,8 @@ class Run:
         self.folder = Path(args.run_dir, name).absolute()
 
     def begin(self, agent: nn.Module, optimizer, memory, envs, rng) -> Step:
-        """The Step to begin with. Gives each rank random numbers of its own and opens the log."""
+        """The Step to begin with. Gives each rank random numbers of its own and opens the log. All
+        that a checkpoint keeps is an argument, for those that write one."""
         if RANK > 0:
             torch.manual_seed(self.args.seed + RANK)
         else:

@@ -951,7 +951,7 @@ class Part(NamedTuple):
     n: int  # of a choice: the most rows allowed
     mask: str = ""  # path of the mask's leaf, or ""
     entries: slice | None = None  # the part's own in a row of the mask
-    given: bool = False  # whether the mask has entries for each value of the part before
+    given: bool = False  # has the mask entries for each value of the part before, say 2 verbs x 3?
 
 
 def group_of(name: str, leaves: list[Leaf]) -> str:
@@ -1530,7 +1530,8 @@ class Run:
         self.folder = Path(args.run_dir, name).absolute()
 
     def begin(self, agent: nn.Module, optimizer, memory, envs, rng) -> Step:
-        """The Step to begin with. Gives each rank random numbers of its own and opens the log."""
+        """The Step to begin with. Gives each rank random numbers of its own and opens the log. All
+        that a checkpoint keeps is an argument, for those that write one."""
         if RANK > 0:
             torch.manual_seed(self.args.seed + RANK)
         else:

@@ -3,8 +3,8 @@
     python cleanrl_graph/ppo_graph_mini.py
     python cleanrl_graph/ppo_graph_mini.py --env-id your_module:YourEnv-v0 --gae-lambda 0.95
 
-An observation is {"graph": GraphInstance, "action_mask": [n]}: each node has a vector or category,
-each edge may have one, the mask is 1 for nodes that may be chosen. The action is the number of one.
+An observation is {"graph": GraphInstance, "action_mask": [n]}; other keys are not seen. Each node
+has a vector or category, each edge may have one; the action is the number of a node with mask 1.
 
 Papers: PPO (Schulman et al. 2017, arXiv:1707.06347), GAE (Schulman et al. 2015, arXiv:1506.02438),
 GINE (Hu et al. 2020, arXiv:1905.12265), pointer networks (Vinyals et al. 2015, arXiv:1506.03134).

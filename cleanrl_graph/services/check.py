@@ -483,11 +483,16 @@ class Checks:
         self.meaning = meanings[0]
         self.acting = script.acting_group(self.action_space, leaves, args.action_head)
         named, self.pairs = rows_of_masks(self.parts[0])
-        # Agents have ids, else nodes and elements of a set have, also where edges act
+        # Where no memory says whose ids they are, agents have them, else nodes and elements of a
+        # set, also where edges act
         links = [leaf.path for leaf in leaves if leaf.is_links and not env.has_agents]
         with contextlib.suppress(script.UsageError):  # there are several graphs
-            is_acting = self.acting and self.acting not in links
-            named["node_ids"] = self.acting if is_acting else script.group_of("nodes", leaves)
+            if hasattr(script, "id_group"):
+                named["node_ids"] = script.id_group(leaves)
+            elif self.acting and self.acting not in links:
+                named["node_ids"] = self.acting
+            else:
+                named["node_ids"] = script.group_of("nodes", leaves)
         ragged = [leaf.path for leaf in leaves if leaf.path == leaf.group]
         # Path of a ragged mask, or node_ids -> the group that it has as many rows as
         self.named = {path: named[path] for path in ragged if named.get(path)}

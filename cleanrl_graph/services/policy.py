@@ -108,19 +108,22 @@ def load_policy(
         saved["model"] = dict(theirs + ours)
     spaces = f"the observation space {policy.observation_space}, the action space "
     load_weights(policy.agent, saved, f"{path}: {spaces}{policy.envs.action_space}")
+    policy.path = path
     return policy
 
 
-def load_weights(agent: torch.nn.Module, saved: dict, about: str) -> None:
-    """The weights of a file for the agent. UsageError if they are those of another network."""
+def load_weights(agent: torch.nn.Module, saved: dict, about: str, own: str = "") -> None:
+    """The weights of a file for the agent, of the script with the name `own`. UsageError if they
+    are those of another network."""
     try:
         agent.load_state_dict(saved["model"])
     except RuntimeError:
         ours = {name: value.shape for name, value in agent.state_dict().items()}
         theirs = {name: value.shape for name, value in saved["model"].items()}
         differ = [name for name in theirs | ours if theirs.get(name) != ours.get(name)]
+        hint = f"start {saved['script']}.py to play it; " * (saved["script"] != own != "")
         raise UsageError(
-            f"{about}: it is of {saved['script']}.py and {saved['args'].get('env_id')}, its "
+            f"{about}: {hint}it is of {saved['script']}.py and {saved['args'].get('env_id')}, its "
             "weights do not fit this environment, or this script was changed before or since: "
             f"{differ[0]} is one of {len(differ)} that differ"
         ) from None
@@ -178,7 +181,9 @@ def take_flags(args: Any) -> None:
         # An environment may change the current folder
         args.load_model = model_file(os.path.abspath(args.load_model))
         saved = read_model(args.load_model)["args"]
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise UsageError(f"--load-model {error.filename}: {error.strerror}") from None
+    except ValueError as error:
         raise UsageError(f"--load-model {error}") from None
     given = given_flags(args)
     names = network_flags(args)
@@ -205,7 +210,8 @@ def take_flags(args: Any) -> None:
             "Leave these flags out, they are taken from the file"
         )
     texts = [" ".join(flags) or "none" for flags in (taken, left)]
-    fitting.say(f"{about}: taken from the file: {texts[0]}; not taken: {texts[1]}")
+    trains = f"; not taken: {texts[1]}" * (args.total_timesteps > 0)
+    fitting.say(f"{about}: taken from the file: {texts[0]}{trains}")
 
 
 class Policy:
@@ -215,7 +221,9 @@ class Policy:
 
     With `num_envs` observations and actions are lists, one entry per environment, rewards
     [num_envs], and `starts` names the environments in which an episode begins: bool [num_envs].
-    Without memory there may be fewer of them."""
+    Without memory there may be fewer of them. `path` is the file that it was loaded from."""
+
+    path = ""
 
     def __init__(
         self,
@@ -261,6 +269,10 @@ class Policy:
         self.agent = agent.to(device).eval()
         self.memory = script.Memory(self.agent, self.envs.leaves, size, args)
         self.reset()
+
+    def __repr__(self) -> str:
+        name = self.script.__name__.rpartition(".")[2]
+        return f"<policy of {self.args.env_id}, {name}, {self.path}>"
 
     def make_env(self, i: int = 0, **kwargs) -> gym.Env:
         """The environment of the file's flags in its wrappers, entry i of --env-kwargs, with more

@@ -125,7 +125,7 @@ class Services:
         self.trained = (agent, optimizer, memory, envs, rng)
         if args.load_model:
             saved = policy.read_model(args.load_model, next(agent.parameters()).device)
-            policy.load_weights(agent, saved, policy.about_file(args, saved["args"]))
+            policy.load_weights(agent, saved, policy.about_file(args, saved["args"]), self.name)
         if args.track and rank() == 0:
             self.track()
         if self.saved:

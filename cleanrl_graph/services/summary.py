@@ -91,9 +91,10 @@ def factors(parts: list, spaces: dict[str, Any], leaves: list) -> Iterator[str]:
             text += f"{listed(sizes, ', ')} options"
         for leaf in leaves:
             if leaf.path == part.mask:
-                before = parts[parts.index(part) - 1].group * part.given
-                rows = leaf.group and (part.group or part.rows or before or leaf.group)
-                text += f", masked by {text_of(leaf, rows)}" + ", by the part before" * part.given
+                rows = leaf.group and (part.group or part.rows or leaf.group)
+                text += f", masked by {text_of(leaf, rows)}"
+                if part.given:
+                    text += ", for each value of the part before"
         each = f"for each row of {part.rows} " * (part.rows != "")
         name = path.removeprefix("action").removeprefix(".")
         yield f"{name}: {each}{text}".removeprefix(": ")
@@ -111,7 +112,9 @@ def doubts(parts: list, leaves: list) -> Iterator[str]:
     for part in parts:
         if part.group or part.mask.startswith("action_mask."):
             return
-        if part.k == 1 and (part.n > LONG and not part.mask if part.rows else part.n > 0):
+        if part.rows and (part.mask or part.n <= LONG):
+            continue
+        if part.k == 1 and part.n > 0:
             lists.append(part)
         if part.mask and len(parts) == 1:
             mask = f", and {part.mask} has {part.n} entries whatever the number of rows is"

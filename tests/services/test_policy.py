@@ -211,8 +211,11 @@ def test_what_does_not_fit(tmp_path):
     policy = load_policy(path)
     with pytest.raises(ValueError, match="env 0, leaf 'obs.nodes', step 1: cannot be read"):
         policy(np.zeros(3))
+    assert repr(policy) == f"<policy of Random-v0, ppo_graph, {path}>" and policy.path == path
     with pytest.raises(OSError):
         load_policy(tmp_path / "none.pt")
+    with pytest.raises((SystemExit, ValueError), match="--load-model .*/none: No such file"):
+        run(tmp_path / "runs", load_model=str(tmp_path / "none"))
     assert isinstance(policy.observation_space, spaces.Graph)
 
 
@@ -334,7 +337,7 @@ def test_flags_that_make_another_network(tmp_path, monkeypatch, capsys):
             taken()
     monkeypatch.setattr(sys, "argv", ["ppo.py"])
     words = (
-        "--load-model .*/model.pt was trained on Random-v0, not CartPole-v1: it is of ppo_gtrxl.py "
+        "--load-model .*/model.pt was trained on Random-v0, not CartPole-v1: start ppo_gtrxl.py to "
     )
     with pytest.raises((SystemExit, ValueError), match=words):
         run(tmp_path / "runs", load_model=str(path), env_id="CartPole-v1", num_envs=1)

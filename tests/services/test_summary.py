@@ -198,15 +198,15 @@ def fleet(name, num):
     ],
 )
 def test_rows_that_choose_by_a_wrong_name(name, num, told, tmp_path):
-    gym.register("Fleet-v0", lambda: fleet(name, num))
+    gym.register("Vehicles-v0", lambda: fleet(name, num))
     try:
-        lines = said(tmp_path / "a", env_id="Fleet-v0")
+        lines = said(tmp_path / "a", env_id="Vehicles-v0")
         assert any(told in line for line in lines), lines
         assert any("warning" in line for line in lines) == told.startswith("'map.nodes'")
-        lines = said(tmp_path / "b", env_id="Fleet-v0", action_head="vehicles")
+        lines = said(tmp_path / "b", env_id="Vehicles-v0", action_head="vehicles")
         assert not any("warning" in line for line in lines)
     finally:
-        del gym.registry["Fleet-v0"]
+        del gym.registry["Vehicles-v0"]
 
 
 def test_words_are_no_rows_to_choose(tmp_path):

@@ -5,7 +5,7 @@ import helpers
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Dict, Discrete, MultiDiscrete, Sequence
+from gymnasium.spaces import Dict, Discrete, GraphInstance, MultiDiscrete, Sequence
 from helpers import (
     IDS,
     MASK,
@@ -358,6 +358,32 @@ def test_state_is_sparse():
     assert 0.1 * dense < sizes[1] < 0.11 * dense
     stored = sum(values.untyped_storage().nbytes() for values in state.values())
     assert stored < 0.11 * dense  # no views of more
+
+
+class Fleet(SmallEnv):
+    """Two cars act beside a graph whose nodes have ids."""
+
+    action_space = Dict(cars=Sequence(Discrete(2)))
+    cars = Sequence(vector(1), stack=True)
+    observation_space = Dict(map=graph_space(), cars=cars, node_ids=IDS)
+
+    def observe(self):
+        num = self.np_random.integers(3, 6)
+        nodes = self.np_random.random((num, 3), np.float32)
+        graph = GraphInstance(nodes, None, np.zeros((0, 2), np.int64))
+        return {"map": graph, "cars": np.zeros((2, 1), np.float32), "node_ids": np.arange(num)}
+
+
+gym.register("Fleet-v0", entry_point=Fleet)
+
+
+def test_ids_of_nodes_beside_rows_that_act(tmp_path, monkeypatch):
+    """A state per node is kept, and those of the cars do not fit."""
+    run(tmp_path, script, env_id="Fleet-v0")
+    observe = Fleet.observe
+    monkeypatch.setattr(Fleet, "observe", lambda env: observe(env) | {"node_ids": np.arange(2)})
+    with pytest.raises(ValueError, match="leaf 'node_ids'.*: 2 rows where 'map.nodes' has"):
+        run(tmp_path, script, env_id="Fleet-v0")
 
 
 @torch.no_grad()

@@ -966,7 +966,7 @@ class Part(NamedTuple):
     n: int  # of a choice: the most rows allowed
     mask: str = ""  # path of the mask's leaf, or ""
     entries: slice | None = None  # the part's own in a row of the mask
-    given: bool = False  # has the mask entries for each value of the part before, say 2 verbs x 3?
+    given: bool = False  # the mask has entries for each value of the part before: 2 x 3, not 3
 
 
 def group_of(name: str, leaves: list[Leaf]) -> str:

@@ -632,7 +632,7 @@ class Rows(nn.Module):
         self.count += num
 
     def forward(self, values: Tensor) -> Tensor:
-        values = values.reshape(len(values), math.prod(values.shape[1:]))
+        values = values[..., None].flatten(1)
         if self.norm_obs:  # float32 would lose the digits of a small change to a large number
             values = F.batch_norm(values.double(), self.mean, self.var, eps=1e-8)
             return values.float().clamp_(-10, 10)
@@ -826,7 +826,7 @@ class Encoder(nn.Module):
                 columns = torch.cat([rows[leaf.group].values, columns], 1)
             rows[leaf.group] = Ragged(columns, ptr, batch)
         features = [rows.pop("").values] if "" in rows else []
-        for group, (x, ptr, batch) in list(rows.items()):
+        for group, (x, ptr, batch) in rows.items():
             if key(group) not in self.nets:  # edges
                 continue
             net = self.nets[key(group)]
@@ -1387,7 +1387,7 @@ class Memory:
         self.shifts = np.concatenate(list(agent.shifts.values()))  # [views]
         self.num_views = [len(shifts) for shifts in agent.shifts.values()]
         names = np.repeat(list(agent.shifts), self.num_views)  # the table that each view reads
-        later = names == "rewards"  # which come with the next observation
+        later = names == "rewards"  # reward t comes with observation t + 1: shift -1, offset 0
         self.offsets = (self.shifts + later) * num_envs  # in rows from the step's own row
         learned = []  # tables whose rows change with the weights
         if list(agent.encoder.parameters()):
@@ -1466,7 +1466,8 @@ class Memory:
         if step.finals:
             cut = step.truncated
             reads = self.next_reads(self.age + 1)[cut]  # as if the episodes had gone on
-            rows = 1 + self.size + np.arange(len(reads))  # of these observations, in `value`
+            # `value` writes these observations side by side, so the present ones are there
+            rows = 1 + self.size + np.arange(len(reads))
             reads[:, self.offsets == 0] = rows[:, None]
             self.finals.append(self.value(join(step.finals), step.reward[cut], reads))
 

@@ -617,7 +617,7 @@ class Rows(nn.Module):
         self.count += num
 
     def forward(self, values: Tensor) -> Tensor:
-        values = values.reshape(len(values), math.prod(values.shape[1:]))
+        values = values[..., None].flatten(1)
         if self.norm_obs:  # float32 would lose the digits of a small change to a large number
             values = F.batch_norm(values.double(), self.mean, self.var, eps=1e-8)
             return values.float().clamp_(-10, 10)
@@ -811,7 +811,7 @@ class Encoder(nn.Module):
                 columns = torch.cat([rows[leaf.group].values, columns], 1)
             rows[leaf.group] = Ragged(columns, ptr, batch)
         features = [rows.pop("").values] if "" in rows else []
-        for group, (x, ptr, batch) in list(rows.items()):
+        for group, (x, ptr, batch) in rows.items():
             if key(group) not in self.nets:  # edges
                 continue
             net = self.nets[key(group)]

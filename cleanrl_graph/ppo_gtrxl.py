@@ -641,7 +641,7 @@ class Rows(nn.Module):
         self.count += num
 
     def forward(self, values: Tensor) -> Tensor:
-        values = values.reshape(len(values), math.prod(values.shape[1:]))
+        values = values[..., None].flatten(1)
         if self.norm_obs:  # float32 would lose the digits of a small change to a large number
             values = F.batch_norm(values.double(), self.mean, self.var, eps=1e-8)
             return values.float().clamp_(-10, 10)
@@ -835,7 +835,7 @@ class Encoder(nn.Module):
                 columns = torch.cat([rows[leaf.group].values, columns], 1)
             rows[leaf.group] = Ragged(columns, ptr, batch)
         features = [rows.pop("").values] if "" in rows else []
-        for group, (x, ptr, batch) in list(rows.items()):
+        for group, (x, ptr, batch) in rows.items():
             if key(group) not in self.nets:  # edges
                 continue
             net = self.nets[key(group)]
@@ -1403,7 +1403,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     k = k.unfold(2, W + C, C).mT  # [B, H, num, W + C, d]
     v = v.unfold(2, W + C, C).mT
     # Row i of a chunk finds distance W - m at key i + m: it lies one further to the right than the
-    # row before, as it does where rows are one longer than there are keys. The rest is -inf
+    # row before, as it does where rows are one longer than there are keys. The rest is -inf. For W =
+    # 1 and C = 2 (a b - -)(c d - -) becomes (a b -)(- c d)
     bias = bias.unflatten(2, (num, C))  # [B, H, num, C, W + 1]
     bias = F.pad(bias, (0, C), value=-torch.inf).flatten(3)
     bias = bias[..., : C * (W + C)].unflatten(3, (C, W + C))
@@ -1526,7 +1527,7 @@ class Memory:
         self.inputs = [weight.new_zeros(args.num_layers, 0, num_envs, args.dim)]
         # What the next step sees of the last action
         self.seen_action = weight.new_zeros(num_envs, agent.action_dim)
-        self.age = np.zeros(num_envs, np.int64)  # steps of the present episodes so far
+        self.age = np.zeros(num_envs, np.int64)  # that of the next step, if its episode goes on
 
     @torch.no_grad()
     def begin(self) -> None:
@@ -1602,6 +1603,7 @@ class Memory:
             idx = numbers[steps][:, envs].ravel()
             age = ages[steps][:, envs]
             W = self.reach(age)
+            # One step more than W, as W may be 0; keys_values cuts what is too much
             inputs = torch.cat(self.inputs[max(0, steps[0] - W) : steps[0] + 1], 1)
             kv = self.agent.gtrxl.keys_values(inputs[:, :, to_device(envs, self.device)], W)
             obs, places = self.storage.gather(idx)

@@ -646,7 +646,7 @@ class Rows(nn.Module):
         self.count += num
 
     def forward(self, values: Tensor) -> Tensor:
-        values = values.reshape(len(values), math.prod(values.shape[1:]))
+        values = values[..., None].flatten(1)
         if self.norm_obs:  # float32 would lose the digits of a small change to a large number
             values = F.batch_norm(values.double(), self.mean, self.var, eps=1e-8)
             return values.float().clamp_(-10, 10)
@@ -840,7 +840,7 @@ class Encoder(nn.Module):
                 columns = torch.cat([rows[leaf.group].values, columns], 1)
             rows[leaf.group] = Ragged(columns, ptr, batch)
         features = [rows.pop("").values] if "" in rows else []
-        for group, (x, ptr, batch) in list(rows.items()):
+        for group, (x, ptr, batch) in rows.items():
             if key(group) not in self.nets:  # edges
                 continue
             net = self.nets[key(group)]
@@ -1415,7 +1415,7 @@ class Timeline:
         self.num_old = len(state["h"])
 
     def add(self, seen: State) -> None:
-        """Joins the state and what is seen, or what was computed from it."""
+        """Of each name in `seen`: the rows of the state, then these, which are seen or computed."""
         self.known |= join_states([self.state, seen])
 
     def sequences(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -1769,7 +1769,7 @@ class Memory:
         states, flats, rewards = zip((self.now, step.obs, step.reward), *self.finals)
         flat = join(flats)
         obs = self.storage.batch(self.storage.copy(flat))
-        starts = np.zeros(flat.size, bool)  # values of new episodes' first steps are not used
+        starts = np.zeros(flat.size, bool)  # also where an episode ended, after which V counts 0
         seen = self.look(flat, starts, np.concatenate(rewards))
         return self.agent(obs, Timeline(join_states(states), seen), greedy=True)[3]
 
@@ -1839,7 +1839,7 @@ class Agent(nn.Module):
                 "--remember-edges needs --state-per-node, a graph and the observation 'node_ids'"
             )
         self.links = links if args.remember_edges else ""  # path of those that are remembered
-        edge_dim = dims[links] - 2 * args.gnn_dim  # of their features
+        edge_dim = dims[links] - 2 * args.gnn_dim  # of their features; says nothing without links
         self.action_dim = seen_dim(parts_of(action_space, leaves, args), dims)
         first = 0 if args.prev_action else self.action_dim
         self.columns = slice(first, self.action_dim + args.prev_reward)  # of (action, reward)

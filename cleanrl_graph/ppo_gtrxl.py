@@ -1403,8 +1403,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     k = k.unfold(2, W + C, C).mT  # [B, H, num, W + C, d]
     v = v.unfold(2, W + C, C).mT
     # Row i of a chunk finds distance W - m at key i + m: it lies one further to the right than the
-    # row before, as it does where rows are one longer than there are keys. The rest is -inf. For W =
-    # 1 and C = 2 (a b - -)(c d - -) becomes (a b -)(- c d)
+    # row before, as it does where rows are one longer than there are keys. The rest is -inf. With
+    # W = 1 and C = 2 (a b - -)(c d - -) becomes (a b -)(- c d)
     bias = bias.unflatten(2, (num, C))  # [B, H, num, C, W + 1]
     bias = F.pad(bias, (0, C), value=-torch.inf).flatten(3)
     bias = bias[..., : C * (W + C)].unflatten(3, (C, W + C))

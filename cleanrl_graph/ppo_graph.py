@@ -1403,8 +1403,8 @@ class Run:
         self.folder = Path(args.run_dir, name).absolute()
 
     def begin(self, agent: nn.Module, optimizer, memory, envs, rng) -> Step:
-        """The Step to begin with. Gives each rank random numbers of its own and opens the log. All
-        that a checkpoint keeps is an argument, for those that write one."""
+        """The Step to begin with. Gives each rank random numbers of its own and opens the log.
+        Unused arguments are for the services' checkpoints."""
         if RANK > 0:
             torch.manual_seed(self.args.seed + RANK)
         else:

@@ -1415,7 +1415,7 @@ class Timeline:
         self.num_old = len(state["h"])
 
     def add(self, seen: State) -> None:
-        """Of each name in `seen`: the rows of the state, then these, which are seen or computed."""
+        """Appends to the state's rows, per name in `seen`, the rows seen or computed."""
         self.known |= join_states([self.state, seen])
 
     def sequences(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -1769,7 +1769,7 @@ class Memory:
         states, flats, rewards = zip((self.now, step.obs, step.reward), *self.finals)
         flat = join(flats)
         obs = self.storage.batch(self.storage.copy(flat))
-        starts = np.zeros(flat.size, bool)  # also where an episode ended, after which V counts 0
+        starts = np.zeros(flat.size, bool)  # wrong where an episode ended: V counts 0 there
         seen = self.look(flat, starts, np.concatenate(rewards))
         return self.agent(obs, Timeline(join_states(states), seen), greedy=True)[3]
 
@@ -1919,8 +1919,8 @@ class Run:
         self.folder = Path(args.run_dir, name).absolute()
 
     def begin(self, agent: nn.Module, optimizer, memory, envs, rng) -> Step:
-        """The Step to begin with. Gives each rank random numbers of its own and opens the log. All
-        that a checkpoint keeps is an argument, for those that write one."""
+        """The Step to begin with. Gives each rank random numbers of its own and opens the log.
+        Unused arguments are for the services' checkpoints."""
         if RANK > 0:
             torch.manual_seed(self.args.seed + RANK)
         else:

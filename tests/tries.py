@@ -247,6 +247,7 @@ def short(message: str) -> str:
     if not lines:
         return ""
     line = f"{lines[0]} {lines[-1]}" if lines[0].startswith("exit code") else lines[-1]
+    line = line.replace(f"{ROOT}/", "")
     return re.sub(r"/tmp/\w+", "FOLDER", line)[:150]
 
 

@@ -113,15 +113,16 @@ def load_policy(
 
 
 def load_weights(agent: torch.nn.Module, saved: dict, about: str, own: str = "") -> None:
-    """The weights of a file for the agent, of the script with the name `own`. UsageError if they
-    are those of another network."""
+    """Loads a file's weights into the agent of the script named `own`. UsageError if they are those
+    of another network."""
     try:
         agent.load_state_dict(saved["model"])
     except RuntimeError:
         ours = {name: value.shape for name, value in agent.state_dict().items()}
         theirs = {name: value.shape for name, value in saved["model"].items()}
         differ = [name for name in theirs | ours if theirs.get(name) != ours.get(name)]
-        hint = f"start {saved['script']}.py to play it; " * (saved["script"] != own != "")
+        is_other = own not in ("", saved["script"])
+        hint = f"start {saved['script']}.py to play it; " * is_other
         raise UsageError(
             f"{about}: {hint}it is of {saved['script']}.py and {saved['args'].get('env_id')}, its "
             "weights do not fit this environment, or this script was changed before or since: "

@@ -28,9 +28,12 @@ def lines(script: ModuleType, args: Any, agent: torch.nn.Module, envs: Any) -> I
         if leaf.path == "node_ids":
             yield f"no input: {text_of(leaf, leaf.group)}, by which a memory knows a row again"
     spaces = {leaf.path: leaf.space for leaf in script.leaves_of(envs.action_space, "action")}
-    how = "each knows those before it" if args.autoregressive else "drawn independently"
-    action = listed(list(factors(parts, spaces, leaves)), "; ")
-    yield f"action: {action}" + f"; {how}" * (len(parts) > 1)
+    texts = list(factors(parts, spaces, leaves))
+    action = listed(texts, "; ")
+    if len(parts) > 1:
+        how = "each knows those before it" if args.autoregressive else "drawn independently"
+        action = f"{action}; {how}"
+    yield f"action: {action}"
     num = sum(param.numel() for param in agent.parameters())
     ranks = f", {world_size()} ranks" * (world_size() > 1)
     yield f"network: {num:,} parameters on {next(agent.parameters()).device}{ranks}"
@@ -62,7 +65,9 @@ def range_of(space: Any) -> str:
     high = np.unique(space.high)
     if len(low) > 1 or len(high) > 1:
         is_bounded = np.isfinite([*low, *high]).all()
-        return "between their bounds" if is_bounded else "some of them unbounded and not scaled"
+        if is_bounded:
+            return "between their bounds"
+        return "some of them unbounded and not scaled"
     if not np.isfinite([low, high]).any():
         return "unbounded, not scaled"
     text = f"from {low[0]:.4g} to {high[0]:.4g}"
@@ -89,11 +94,12 @@ def factors(parts: list, spaces: dict[str, Any], leaves: list) -> Iterator[str]:
             if len(set(sizes)) == 1:
                 sizes = sizes[:1]
             text += f"{listed(sizes, ', ')} options"
+        masks = {each.mask: each.given for each in own}
         for leaf in leaves:
-            if leaf.path == part.mask:
+            if leaf.path in masks:
                 rows = leaf.group and (part.group or part.rows or leaf.group)
                 text += f", masked by {text_of(leaf, rows)}"
-                if part.given:
+                if masks[leaf.path]:
                     text += ", for each value of the part before"
         each = f"for each row of {part.rows} " * (part.rows != "")
         name = path.removeprefix("action").removeprefix(".")
@@ -123,9 +129,9 @@ def doubts(parts: list, leaves: list) -> Iterator[str]:
     acting = lists[0].rows
     others = [group for group in groups if group != acting] or groups
     first = others[0]
-    head = "nodes" * (len(set(others)) == 1) or first
     name = "entry " * first[0].isdecimal() + first  # of a Tuple
     if not acting:
+        head = "nodes" * (len(set(groups)) == 1) or first
         yield (
             f"warning: the action is one of a fixed list{mask}; if it should be a row of '{name}', "
             f"give --action-head {head}; if not, --action-head flat says so"

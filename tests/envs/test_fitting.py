@@ -167,13 +167,15 @@ def test_few_values_are_options():
     assert env.action(np.array([[-3, 1], [5, 4]])).tolist() == [[-3, 1], [5, 4]]
 
 
-def test_many_values_are_rounded():
-    """-1 to 1 is the whole range; without one numbers are as they are."""
+def test_many_values_are_rounded(capsys):
+    """-1 to 1 is the whole range; without one numbers are as they are. It is said which."""
     (part,), env = parts_of(LARGE)
+    assert "numbers, which are rounded, and scaled where it has bounds" in capsys.readouterr().err
     assert part.n == 0 and env.action_space == spaces.Box(-1, 1, (2,), np.float32)
     assert env.action(np.array([-1.0, 1.0])).tolist() == [0, 10]
     assert env.action(np.array([0.001, 0.11])).tolist() == [500, 6]
     _, env = parts_of(WILD)
+    assert "rounded" in (said := capsys.readouterr().err) and "scaled" not in said
     assert env.action(np.array([-2.4, 7.6])).tolist() == [-2, 8]
 
 

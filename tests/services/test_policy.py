@@ -299,7 +299,9 @@ def test_evaluation_alone_takes_the_flags_of_the_file(tmp_path, monkeypatch, cap
     played = lambda folder, **more: services.run(script, alone, run_dir=str(folder), **more)
     flags_of = lambda folder: json.loads((run_folder(folder) / "args.json").read_text())
     assert played(tmp_path / "b") == first.rows
-    assert "it/s" not in capsys.readouterr().err  # no bar of no steps
+    said = capsys.readouterr().err
+    assert "it/s" not in said  # no bar of no steps
+    assert "taken from the file" in said and "not taken" not in said
     taken, expected = flags_of(tmp_path / "b"), json.loads(json.dumps(env | flags))
     assert all(taken[name] == value for name, value in expected.items())
     larger = {"jobs": 4, "machines": 2}

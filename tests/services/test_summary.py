@@ -124,6 +124,15 @@ def test_spaces_are_told(told, tmp_path):
         assert f"network: {num} parameters on cpu" in lines
 
 
+def test_how_parts_are_drawn(tmp_path):
+    """With --autoregressive each part knows those before it, as does its mask."""
+    flags = dict(env_id="envs:VerbObject-v0", action_head="auto")
+    lines = said(tmp_path / "a", autoregressive=True, **flags)
+    (line,) = [line for line in lines if line.startswith("action: ")]
+    assert line.endswith("; each knows those before it")
+    assert line.count(", for each value of the part before") == 1
+
+
 FIRST = ", ".join(map(str, range(2, 14)))
 OWN_ACTIONS = {
     "2 numbers from -2 to 3": spaces.Box(-2, 3, (2,)),

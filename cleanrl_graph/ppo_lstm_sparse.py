@@ -1494,36 +1494,50 @@ class GRU(nn.GRU):
 
 
 class MinGRU(nn.Linear):
-    """A minGRU, called as a GRU is: h = z h + (1 - z) new, where z and new depend on the input
-    alone. So h = a h + b, and all a and b are known before the first h."""
+    """A minGRU: h = z h + (1 - z) new, where z and new depend on the input alone. So h = a h + b,
+    and all a and b are known before the first h."""
 
     def __init__(self, dim: int, H: int):
         super().__init__(dim, 2 * H)
 
-    def forward(self, x: Tensor, state: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        gates = super().forward(x)
-        new, z = gates.chunk(2, 2)
+    def forward(self, x: Tensor, state: Tensor, first: Tensor) -> Tensor:
+        """h [events, H] of sequences whose inputs are one after the other in x. Number k begins
+        with row first[k] of x, and with row k of `state`."""
+        new, z = super().forward(x).chunk(2, 1)
         a = z.sigmoid()
-        b = new - a * new
-        h = scan(a, b, state[0])
-        return h, [h[-1:]]
+        b = (new - a * new).index_add(0, first, select_rows(a, first) * state)
+        if len(first) == len(x):  # one row each
+            return b
+        return Scan.apply(a.index_fill(0, first, 0), b)
 
 
-def scan(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
-    """h = a h + b of T steps, [T, B, H], after h [1, B, H], in log2 T turns: two steps are one
-    step, h = a (a' h + b') + b. Half as many of these have each second h, then the others follow
-    from the h before them."""
-    if len(a) == 1:
-        return torch.addcmul(b, a, h)
-    second = a[1::2]
-    both = torch.addcmul(b[1::2], second, b[:-1:2])
-    seconds = scan(second * a[:-1:2], both, h)
-    first = a[::2]
-    before = torch.cat([h, seconds])[: len(first)]
-    firsts = torch.addcmul(b[::2], first, before)
-    seconds = torch.cat([seconds, h])[: len(first)]  # one that is not used, if T is odd
-    pairs = torch.stack([firsts, seconds], 1)
-    return pairs.flatten(0, 1)[: len(a)]
+class Scan(torch.autograd.Function):
+    """h = a h + b along the rows, with gradients: those of b are a scan, too, backwards in time."""
+
+    @staticmethod
+    def forward(ctx, a: Tensor, b: Tensor) -> Tensor:
+        h = scan(a, b)
+        ctx.save_for_backward(a, h)
+        return h
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:
+        a, h = ctx.saved_tensors
+        grad_b = scan(a.roll(-1, 0).flip(0), grad.flip(0)).flip(0)
+        return grad_b * F.pad(h[:-1], (0, 0, 1, 0)), grad_b
+
+
+def scan(a: Tensor, b: Tensor) -> Tensor:
+    """h = a h + b after a row of zeros, [any, H], in log2(rows) turns: two rows are one row,
+    h = a (a' h + b') + b. Half as many of these have each second h, then the others follow from the
+    h before them. Nobody reads a[0]."""
+    h = b.clone()
+    if len(h) > 1:
+        second = a[1::2]
+        both = torch.addcmul(b[1::2], second, b[:-1:2])
+        h[1::2] = scan(second * a[:-1:2], both)
+        h[2::2] += a[2::2] * h[1:-1:2]
+    return h
 
 
 def run_cell(
@@ -1538,10 +1552,16 @@ def run_cell(
     has lengths[k] rows and begins with row begin[k] of `state`, [h, c] or [h]. Returns the new h
     [events, H] in the order of x and, if each sequence has a single row, the new c.
 
-    On CUDA cuDNN runs a PackedSequence. On the CPU, where that is slow, and of a minGRU each call
-    makes all steps until the next sequences end: a stair of a staircase."""
+    A minGRU has them one after the other. Of the others on CUDA cuDNN runs a PackedSequence; on the
+    CPU, where that is slow, each call makes all steps until the next sequences end: a stair of a
+    staircase."""
     if not len(x):
         return [rows[:0] for rows in state]
+    if isinstance(cell, MinGRU):
+        arrays = [events, np.argsort(events), begin, lengths.cumsum() - lengths]
+        events, place, begin, first = pack(arrays, x.device)
+        h = cell(select_rows(x, events), select_rows(state[0], begin), first)
+        return [select_rows(h, place)]
     if len(lengths) == len(x):  # one row each
         begin = to_device(begin[np.argsort(events)], x.device)
         _, state = cell(x[None], [select_rows(rows, begin)[None] for rows in state])
@@ -1550,7 +1570,7 @@ def run_cell(
     begin, place = pack([begin[order], place], x.device)
     state = [select_rows(rows, begin)[None] for rows in state]
     x = x.new_zeros(num_active.sum(), x.shape[1]).index_copy(0, place, x)
-    if x.is_cuda and not isinstance(cell, MinGRU):
+    if x.is_cuda:
         packed = nn.utils.rnn.PackedSequence(x, torch.from_numpy(num_active))
         h = cell(packed, state)[0].data
     else:
@@ -1559,7 +1579,7 @@ def run_cell(
 
 
 def run_stairs(
-    cell: nn.LSTM | GRU | MinGRU, x: Tensor, num_active: np.ndarray, state: list[Tensor]
+    cell: nn.LSTM | GRU, x: Tensor, num_active: np.ndarray, state: list[Tensor]
 ) -> Tensor:
     """h where x has the order of a PackedSequence, num_active[t] sequences at step t."""
     widths, num_steps = np.unique(-num_active, return_counts=True)

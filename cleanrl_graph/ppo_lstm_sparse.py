@@ -1595,13 +1595,17 @@ def run_stairs(
 
 def by_time(events: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """A PackedSequence, sorted by step, then the longest sequence first: (order of the sequences;
-    their number at each step; place of each event). Lengths are rounded up to 1, 2, 3, 4, 6, 8, 12,
-    ...: fewer stairs, but some places stay empty."""
+    their number at each step; place of each event). The number falls when 50 places would stay
+    empty: another stair costs as much as they do."""
     order = np.argsort(-lengths, kind="stable")
-    stops = lengths[order]
-    unit = (2 ** np.log2(stops).astype(int) // 2).clip(1)
-    stops = -(-stops // unit) * unit
-    num_active = np.searchsorted(-stops, -np.arange(lengths.max()))
+    num_active = np.searchsorted(-lengths[order], -np.arange(lengths.max()))
+    num_empty = 0
+    for t in range(1, len(num_active)):
+        num_empty += num_active[t - 1] - num_active[t]
+        if num_empty < 50:
+            num_active[t] = num_active[t - 1]
+        else:
+            num_empty = 0
     step = ranges(0 * lengths, lengths)
     rank = np.argsort(order).repeat(lengths)
     place = np.empty_like(events)

@@ -31,7 +31,7 @@ TOKENS = {
     "ppo_graph": 11_632,
     "ppo_framestack": 13_362,
     "ppo_gtrxl": 14_382,
-    "ppo_lstm_sparse": 15_652,
+    "ppo_lstm_sparse": 15_802,
     "ppo_graph_async": 12_898,
     "ppo_graph_aux": 13_886,
     "ppo_graph_compile": 12_628,

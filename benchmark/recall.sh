@@ -18,8 +18,11 @@ for length in ${LENGTHS:-10 50 200}; do
     )
 done
 "$PYTHON" benchmark/run.py --table $TABLE --env-ids envs:Recall-v0 --seeds ${SEEDS:-1 2 3} "$@" --commands "${commands[@]}"
+mini="cleanrl_graph/ppo_gtrxl_mini.py --total-timesteps 150000"
+"$PYTHON" benchmark/run.py --table $TABLE --seeds ${SEEDS:-1 2 3} "$@" --commands \
+    "mini_10=$mini --env-id cleanrl_graph.envs:Recall-v0" "mini_50=$mini --env-id cleanrl_graph.envs:Recall50-v0"
 
-systems=()
+systems=("corridor of 10 steps|ppo_gtrxl_mini.py=mini_10_*" "corridor of 50 steps|ppo_gtrxl_mini.py=mini_50_*")
 for length in ${LENGTHS:-10 50 200}; do
     systems+=("corridor of $length steps|ppo_framestack.py, 16 frames=frames_${length}_*"
         "corridor of $length steps|ppo_lstm_sparse.py=lstm_${length}_*" "corridor of $length steps|ppo_gtrxl.py=gtrxl_${length}_*")

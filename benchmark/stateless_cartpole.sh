@@ -22,6 +22,11 @@ commands=(
     "gtrxl=cleanrl_graph/ppo_gtrxl.py $flags"
 )
 
+minis=(  # 200,000 steps, as they come
+    "frames_mini=cleanrl_graph/ppo_framestack_mini.py"
+    "gtrxl_mini=cleanrl_graph/ppo_gtrxl_mini.py"
+)
+
 peer() {  # PYTHON SCRIPT NAME FLAGS...
     local python=$1 script=$2 name=$3 seed
     shift 3
@@ -44,6 +49,8 @@ for part in ${PARTS:-ours peers table}; do
         ours)
             "$PYTHON" benchmark/run.py --table $TABLE --env-ids envs:StatelessCartPole-v1 --seeds $SEEDS "$@" \
                 --commands "${commands[@]}"
+            "$PYTHON" benchmark/run.py --table $TABLE --env-ids cleanrl_graph.envs:StatelessCartPole-v1 \
+                --seeds ${MINI_SEEDS:-1 2 3} "$@" --commands "${minis[@]}"
             ;;
         peers)
             rllib=${RLLIB_PYTHON:-$(environment .venv-rllib benchmark/peers/requirements-rllib.txt)}
@@ -56,7 +63,8 @@ for part in ${PARTS:-ours peers table}; do
             ;;
         table)
             "$PYTHON" benchmark/report.py --table $TABLE --target 475 --log-seconds --systems \
-                "ppo_framestack.py=frames_16_*" "ppo_lstm_sparse.py=lstm_*" "ppo_gtrxl.py=gtrxl_*" \
+                "ppo_framestack.py=frames_16_*" "ppo_lstm_sparse.py=lstm_*" "ppo_gtrxl.py=gtrxl_S*" \
+                "ppo_framestack_mini.py=frames_mini_*" "ppo_gtrxl_mini.py=gtrxl_mini_*" \
                 "RLlib, 16 frames=rllib_framestack_*" "RLlib, LSTM=rllib_lstm_*" \
                 "RLlib, attention, memory 50=rllib_attention_*" \
                 "Stable-Baselines3, RecurrentPPO=sb3_lstm_*" \

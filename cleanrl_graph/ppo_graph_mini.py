@@ -3,8 +3,9 @@
     python cleanrl_graph/ppo_graph_mini.py
     python cleanrl_graph/ppo_graph_mini.py --env-id your_module:YourEnv-v0 --gae-lambda 0.95
 
-An observation is {"graph": GraphInstance, "action_mask": [n]}; other keys are not seen. Each node
-has a vector or category, each edge may have one; the action is the number of a node with mask 1.
+An observation is {"graph": GraphInstance, "action_mask": [n]}. Each node has a vector or category,
+each edge may have one; the action is the index of a node with mask 1. Nothing is padded: the rows
+of all graphs stand one after the other, and a minibatch is a selection of these rows.
 
 Papers: PPO (Schulman et al. 2017, arXiv:1707.06347), GAE (Schulman et al. 2015, arXiv:1506.02438),
 GINE (Hu et al. 2020, arXiv:1905.12265), pointer networks (Vinyals et al. 2015, arXiv:1506.03134).
@@ -15,7 +16,9 @@ import os
 import random
 import sys
 import time
+from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -25,7 +28,7 @@ import tyro
 from torch.utils.tensorboard import SummaryWriter
 from torch_geometric.data import Batch
 from torch_geometric.nn import GINConv, GINEConv
-from torch_geometric.utils import scatter, softmax, to_dense_batch
+from torch_geometric.utils import scatter, softmax
 
 
 @dataclass
@@ -63,7 +66,7 @@ class Args:
     ent_coef: float = 0.01
     """coefficient of the entropy"""
     vf_coef: float = 0.5
-    """coefficient of the value function"""
+    """coefficient of the value function, whose loss is over 1 + the variance of the returns"""
     max_grad_norm: float = 0.5
     """the maximum norm for the gradient clipping"""
     gnn_dim: int = 64
@@ -72,35 +75,61 @@ class Args:
     """number of message passing layers"""
 
 
-def features(space: gym.Space, arrays: list[np.ndarray]) -> torch.Tensor:
-    """The rows of all arrays, [rows, F]: vectors, or categories as one-hot vectors."""
-    rows = torch.from_numpy(np.concatenate([np.zeros((0, *space.shape)), *arrays]))
+class Ragged(NamedTuple):
+    """Any number of rows per observation, without padding: those of all, one after the other."""
+
+    rows: torch.Tensor  # [rows of all, ...]
+    num: np.ndarray  # [B]: how many of them each observation has
+
+
+def ragged(arrays: list[np.ndarray]) -> Ragged:
+    return Ragged(torch.from_numpy(np.concatenate(arrays)), np.array([len(a) for a in arrays]))
+
+
+def select(all_rows: Ragged, idx: np.ndarray) -> Ragged:
+    """The rows of the observations idx, in their order: where num is [3, 1, 2], those of [2, 0] are
+    [4, 5, 0, 1, 2]."""
+    num = all_rows.num[idx]
+    shift = (all_rows.num.cumsum() - all_rows.num)[idx] - (num.cumsum() - num)
+    return Ragged(all_rows.rows[np.arange(num.sum()) + shift.repeat(num)], num)
+
+
+def collate(observations: list[dict], space: gym.spaces.Graph) -> dict[str, Ragged]:
+    """B observations. Links count the nodes of their own graph, so any graphs can be selected."""
+    graphs = [obs["graph"] for obs in observations]
+    none = np.zeros((0, 2), np.int64)
+    obs = {
+        "nodes": ragged([graph.nodes for graph in graphs]),
+        "mask": ragged([np.ravel(obs["action_mask"]) for obs in observations]),
+        "links": ragged([none if g.edge_links is None else g.edge_links for g in graphs]),
+    }
+    if space.edge_space is not None:
+        none = np.zeros((0, *space.edge_space.shape), space.edge_space.dtype)
+        obs["edges"] = ragged([none if g.edges is None else g.edges for g in graphs])
+    return obs
+
+
+def features(space: gym.Space, rows: torch.Tensor) -> torch.Tensor:
+    """Vectors as they are, categories as one-hot vectors: [rows, F]."""
     if isinstance(space, gym.spaces.Discrete):
         return nn.functional.one_hot(rows.long() - space.start, space.n).float()
     return rows.float()
 
 
-def collate(observations: list[dict], space: gym.spaces.Graph) -> Batch:
-    """B observations as one PyG Batch: the nodes of all graphs one after the other, unpadded."""
-    graphs = [obs["graph"] for obs in observations]
-    masks = [obs["action_mask"] for obs in observations]
-    nodes = [graph.nodes for graph in graphs]
-    edges = [graph.edges for graph in graphs if graph.edges is not None]
-    num_nodes = np.array([len(rows) for rows in nodes])
-    ptr = np.append(0, num_nodes.cumsum())  # [B + 1]: graph b has the nodes ptr[b]:ptr[b + 1]
-    links = [np.zeros((0, 2), np.int64)]
-    for graph, first_node in zip(graphs, ptr):
-        if graph.edge_links is not None:  # None: there are no edges
-            links.append(graph.edge_links + first_node)
-    batch = np.arange(len(graphs)).repeat(num_nodes)  # [nodes]: the graph of each node
+def to_batch(obs: dict[str, Ragged], space: gym.spaces.Graph, device: torch.device) -> Batch:
+    """As PyG's layers take them: links count the nodes of the whole batch."""
+    num_nodes = torch.from_numpy(obs["nodes"].num)
+    ptr = nn.functional.pad(num_nodes.cumsum(0), (1, 0))  # graph b has the nodes ptr[b]:ptr[b + 1]
+    first_node = ptr[:-1].repeat_interleave(torch.from_numpy(obs["links"].num))  # [edges]
+    edges = features(space.edge_space, obs["edges"].rows) if "edges" in obs else None
     return Batch(
-        x=features(space.node_space, nodes),
-        edge_index=torch.from_numpy(np.concatenate(links)).long().t().contiguous(),  # [2, edges]
-        edge_attr=features(space.edge_space, edges) if space.edge_space else None,
-        mask=torch.from_numpy(np.concatenate(masks)).bool().flatten(),  # [nodes]
-        ptr=torch.from_numpy(ptr),
-        batch=torch.from_numpy(batch),
-    )
+        x=features(space.node_space, obs["nodes"].rows),
+        edge_index=(obs["links"].rows + first_node[:, None]).t().contiguous(),  # [2, edges]
+        edge_attr=edges,
+        mask=obs["mask"].rows.bool(),
+        ptr=ptr,
+        batch=torch.arange(len(num_nodes)).repeat_interleave(num_nodes),  # [nodes]: its graph
+    ).to(device, non_blocking=True)
 
 
 def layer_init(layer: nn.Linear, std: float = np.sqrt(2)) -> nn.Linear:
@@ -158,22 +187,24 @@ class Agent(nn.Module):
         return self.critic(pooled).squeeze(1)
 
     def get_action_and_value(self, graphs: Batch, action: torch.Tensor | None = None):
-        """Action (counted within its graph), log-probability, entropy and value, [B] each."""
+        """Action (an index within its graph), log-probability, entropy and value, [B] each."""
         h, pooled = self.encode(graphs)
+        B = graphs.num_graphs
         key = self.key(h)  # [nodes, dim]
         query = self.actor(pooled)[graphs.batch]  # [nodes, dim]: that of the node's graph
         logits = self.score(torch.tanh(key + query)).squeeze(1)  # as in additive attention, and
         logits = logits + (key * query).sum(1) / key.shape[1] ** 0.5  # as in scaled dot products
         logits = logits.masked_fill(~graphs.mask, -1e9)
-        probs = softmax(logits, ptr=graphs.ptr)  # [nodes]: they sum to 1 in each graph
+        probs = softmax(logits, graphs.batch, num_nodes=B)  # [nodes]: they sum to 1 in each graph
         logprobs = probs.clamp(min=1e-20).log()  # in the entropy 0 * -inf would be nan
-        if action is None:
-            padded, _ = to_dense_batch(probs, graphs.batch)  # [B, nodes of the largest graph]
-            action = padded.multinomial(1).squeeze(1)
+        if action is None:  # the node with the largest p / Exp(1) of its graph is a draw from p
+            race = probs / torch.empty_like(probs).exponential_()
+            wins = race == scatter(race, graphs.batch, dim_size=B, reduce="max")[graphs.batch]
+            index = torch.arange(len(h), device=h.device) - graphs.ptr[graphs.batch]
+            action = scatter(index * wins, graphs.batch, dim_size=B, reduce="max")
         logprob = logprobs[graphs.ptr[:-1] + action]
-        entropy = scatter(-probs * logprobs, graphs.batch)
-        value = self.critic(pooled).squeeze(1)
-        return action, logprob, entropy, value
+        entropy = scatter(-probs * logprobs, graphs.batch, dim_size=B)
+        return action, logprob, entropy, self.critic(pooled).squeeze(1)
 
 
 if __name__ == "__main__":
@@ -192,10 +223,11 @@ if __name__ == "__main__":
     folder = sys.path[0]
     sys.path[0] = os.getcwd()
     sys.path += [folder, os.path.dirname(folder)]
-    envs = []
-    for _ in range(args.num_envs):
-        env = gym.make(args.env_id, disable_env_checker=True)
-        envs.append(gym.wrappers.RecordEpisodeStatistics(env))
+    envs = [gym.make(args.env_id, disable_env_checker=True) for _ in range(args.num_envs)]
+    envs = [gym.wrappers.RecordEpisodeStatistics(env) for env in envs]
+    unseen = set(envs[0].observation_space) - {"graph", "action_mask"}
+    if unseen:
+        print("keys of the observation that the agent does not see:", *sorted(unseen))
     space = envs[0].observation_space["graph"]
     agent = Agent(space, args).to(device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
@@ -208,6 +240,7 @@ if __name__ == "__main__":
     values = torch.zeros(shape, device=device)
     global_step = 0
     start_time = time.time()
+    returns = deque(maxlen=100)  # of the last episodes
     next_obs = [env.reset(seed=args.seed + i)[0] for i, env in enumerate(envs)]
     for iteration in range(1, num_iterations + 1):
         if args.anneal_lr:
@@ -215,9 +248,11 @@ if __name__ == "__main__":
             optimizer.param_groups[0]["lr"] = frac * args.learning_rate
         obs = []  # step t of environment i is obs[t * num_envs + i]
         for step in range(args.num_steps):
+            for o in next_obs:  # else any node would be chosen
+                assert np.any(o["action_mask"]), f"step {step} of a rollout allows no node: {o}"
             obs += copy.deepcopy(next_obs)  # an environment may overwrite its arrays
             with torch.no_grad():
-                graphs = collate(next_obs, space).to(device)
+                graphs = to_batch(collate(next_obs, space), space, device)
                 action, logprob, _, value = agent.get_action_and_value(graphs)
             actions[step] = action
             logprobs[step] = logprob
@@ -228,17 +263,17 @@ if __name__ == "__main__":
                 rewards[step, i] = float(reward)
                 dones[step, i] = float(terminated or truncated)
                 if truncated and not terminated:  # V stands for the rewards that would follow
-                    graphs = collate([next_obs[i]], space).to(device)
+                    graphs = to_batch(collate([next_obs[i]], space), space, device)
                     rewards[step, i] += args.gamma * agent.get_value(graphs)[0]
                 if terminated or truncated:
                     episode = info["episode"]
-                    print(f"global_step={global_step}, episodic_return={episode['r']}")
+                    returns.append(episode["r"])
                     writer.add_scalar("charts/episodic_return", episode["r"], global_step)
                     writer.add_scalar("charts/episodic_length", episode["l"], global_step)
                     next_obs[i], _ = envs[i].reset()
 
         # Generalised advantage estimation
-        next_value = agent.get_value(collate(next_obs, space).to(device))
+        next_value = agent.get_value(to_batch(collate(next_obs, space), space, device))
         advantages = torch.zeros_like(rewards)
         lastgaelam = 0
         for t in reversed(range(args.num_steps)):
@@ -248,36 +283,40 @@ if __name__ == "__main__":
             advantages[t] = lastgaelam
             next_value = values[t]
 
+        b_obs = collate(obs, space)
         b_actions = actions.flatten()
         b_logprobs = logprobs.flatten()
         b_advantages = advantages.flatten()
         b_values = values.flatten()
         b_returns = b_advantages + b_values
+        vf_coef = args.vf_coef / (1 + b_returns.var())
         clipfracs = []
         for _ in range(args.update_epochs):
             b_inds = np.random.permutation(batch_size)
-            for mb in np.array_split(b_inds, args.num_minibatches):
-                graphs = collate([obs[k] for k in mb], space).to(device)
+            for mb_inds in np.array_split(b_inds, args.num_minibatches):
+                mb = torch.from_numpy(mb_inds).to(device, non_blocking=True)
+                mb_obs = {name: select(rows, mb_inds) for name, rows in b_obs.items()}
+                graphs = to_batch(mb_obs, space, device)
                 _, newlogprob, entropy, newvalue = agent.get_action_and_value(graphs, b_actions[mb])
                 logratio = newlogprob - b_logprobs[mb]
                 ratio = logratio.exp()
+                if not clipfracs:  # before the optimizer's first step: 0 but for rounding
+                    mismatch = (ratio - 1).abs().max()
                 clipfracs.append(((ratio - 1).abs() > args.clip_coef).float().mean())
                 mb_advantages = b_advantages[mb]
                 mb_advantages = mb_advantages - mb_advantages.mean()
                 if len(mb) > 1:
                     mb_advantages = mb_advantages / (mb_advantages.std() + 1e-8)
                 pg_loss1 = -mb_advantages * ratio
-                clipped = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
-                pg_loss2 = -mb_advantages * clipped
+                pg_loss2 = -mb_advantages * ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
                 pg_loss = torch.max(pg_loss1, pg_loss2).mean()
                 v_loss = (newvalue - b_returns[mb]) ** 2
                 if args.clip_vloss:
                     change = (newvalue - b_values[mb]).clamp(-args.clip_coef, args.clip_coef)
-                    v_loss_clipped = (b_values[mb] + change - b_returns[mb]) ** 2
-                    v_loss = torch.max(v_loss, v_loss_clipped)
+                    v_loss = torch.max(v_loss, (b_values[mb] + change - b_returns[mb]) ** 2)
                 v_loss = 0.5 * v_loss.mean()
                 entropy_loss = entropy.mean()
-                loss = pg_loss - args.ent_coef * entropy_loss + args.vf_coef * v_loss
+                loss = pg_loss - args.ent_coef * entropy_loss + vf_coef * v_loss
                 optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
@@ -294,7 +333,9 @@ if __name__ == "__main__":
         writer.add_scalar("losses/approx_kl", approx_kl.item(), global_step)
         writer.add_scalar("losses/clipfrac", clipfrac.item(), global_step)
         writer.add_scalar("losses/explained_variance", explained_var.item(), global_step)
-        print("SPS:", sps)
+        writer.add_scalar("debug/collection_mismatch", mismatch.item(), global_step)
+        mean = np.mean(returns) if returns else float("nan")
+        print(f"global_step={global_step}, mean of {len(returns)} returns={mean:.3f}, SPS={sps}")
 
     torch.save(agent.state_dict(), f"runs/{run_name}/weights.pt")
     writer.close()

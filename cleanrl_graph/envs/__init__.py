@@ -34,6 +34,7 @@ register(
 )
 register("Crowd-v0", "crowd:CrowdEnv")
 register("Recall-v0", "memory:RecallEnv")
+register("Recall50-v0", "memory:RecallEnv", kwargs={"length": 50})
 register("LastGraphs-v0", "memory:LastGraphsEnv")
 register("TrafficLights-v0", "traffic:TrafficLightsEnv")
 register("Atari-v0", "atari:AtariEnv")

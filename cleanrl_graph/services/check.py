@@ -53,8 +53,9 @@ OURS = (__file__, wrappers.__file__, fitting.__file__, gym.envs.registration.__f
 MASKED = "no action is allowed, which counts as if all were"
 
 
-class UsageError(ValueError):
-    """A sentence that says what was wrong, where, and what to do, shown without a traceback."""
+class UsageError(gym.error.Error, ValueError):
+    """A sentence that says what was wrong, where, and what to do, shown without a traceback. It is
+    a gymnasium error, too, so a script that catches what environments raise catches it."""
 
 
 # ---- Flags, and the code of others ----

@@ -11,7 +11,6 @@ not given: from this package, or from wherever Python finds modules.
 """
 
 import os
-import sys
 from collections.abc import Iterable
 from dataclasses import fields, replace
 from functools import partial
@@ -28,7 +27,7 @@ from cleanrl_graph.envs.masks import CanonicalMasks
 from cleanrl_graph.services import checkpoint, import_first
 from cleanrl_graph.services.arguments import args_of
 from cleanrl_graph.services.check import MOST, Checked, UsageError, checked, close, make_env
-from cleanrl_graph.services.process import patched
+from cleanrl_graph.services.process import accelerate
 
 OTHERS = ("norm_obs", "aux")  # flags beside those of the network that make it, too
 FREE = {"memory_length", "bf16", "env_kwargs", "wrap"}  # may differ from the file's
@@ -108,6 +107,7 @@ def load_policy(
         saved["model"] = dict(theirs + ours)
     spaces = f"the observation space {policy.observation_space}, the action space "
     load_weights(policy.agent, saved, f"{path}: {spaces}{policy.envs.action_space}")
+    accelerate(policy.agent)
     policy.path = path
     return policy
 
@@ -157,27 +157,17 @@ def network_flags(args: Any) -> list[str]:
     return names[first:last] + [name for name in OTHERS if name in names]
 
 
-def given_flags(args: Any) -> set[str]:
-    """The names of the flags on the command line, and of those whose value is not the default."""
-    given = set()
-    for word in sys.argv[1:]:
-        if word.startswith("--"):
-            name = word.partition("=")[0].lstrip("-").replace("-", "_")
-            given.add(name.removeprefix("no_"))
-    defaults = vars(type(args)())
-    return given | {name for name, value in vars(args).items() if value != defaults[name]}
-
-
 def about_file(args: Any, saved: dict) -> str:
     """What begins a line about the file of --load-model, which has the flags `saved`."""
     other = f" was trained on {saved['env_id']}, not {args.env_id}"
     return f"--load-model {args.load_model}{other * (saved['env_id'] != args.env_id)}"
 
 
-def take_flags(args: Any) -> None:
+def take_flags(args: Any, given: Iterable[str] = ()) -> None:
     """--load-model: the flags of network and memory become those of the file, and so do
-    environment, its kwargs and wrappers, unless they are given. Prints which, and which others of
-    the file differ. UsageError for a flag that is given and makes another network."""
+    environment, its kwargs and wrappers. Those that are `given`, or have a value that is not the
+    default, stay. Prints which are taken, and which others of the file differ. UsageError for a
+    flag that stays and makes another network."""
     try:
         # An environment may change the current folder
         args.load_model = model_file(os.path.abspath(args.load_model))
@@ -186,7 +176,8 @@ def take_flags(args: Any) -> None:
         raise UsageError(f"--load-model {error.filename}: {error.strerror}") from None
     except ValueError as error:
         raise UsageError(f"--load-model {error}") from None
-    given = given_flags(args)
+    defaults = vars(type(args)())
+    given = {*given, *(name for name, value in vars(args).items() if value != defaults[name])}
     names = network_flags(args)
     if "env_id" not in given or args.env_id == saved.get("env_id"):
         names += ["env_id", "env_kwargs", "wrap"]
@@ -265,9 +256,7 @@ class Policy:
             parts[:] = [
                 part._replace(n=max(part.n, most)) if part.group else part for part in parts
             ]
-        with patched(script):
-            agent = script.Agent(self.envs.leaves, env.action_space, args)
-        self.agent = agent.to(device).eval()
+        self.agent = script.Agent(self.envs.leaves, env.action_space, args).to(device).eval()
         self.memory = script.Memory(self.agent, self.envs.leaves, size, args)
         self.reset()
 

@@ -15,7 +15,6 @@ from gymnasium import spaces
 from helpers import ListEnv, SmallEnv, run, run_folder, small_args, train_events, vector
 from helpers import command as command_line
 from processes import begun_earlier, newest, train
-from tqdm import tqdm
 
 from cleanrl_graph import ppo_graph, services
 from cleanrl_graph.services import checkpoint, command, process
@@ -99,8 +98,8 @@ def test_episodes_that_wrappers_end(workers, tmp_path):
 
 
 def test_scripts_that_services_cannot_call():
-    with pytest.raises(SystemExit, match="is for services of version 2, these have version 1"):
-        services.main(ppo_graph, 2)
+    with pytest.raises(SystemExit, match="is for services of version 1, these have version 2"):
+        services.main(ppo_graph, 1)
     for name in command.NAMES:
         script = types.ModuleType("my_script")
         vars(script).update(vars(ppo_graph))
@@ -282,7 +281,7 @@ def test_bar(monkeypatch):
     out, now = io.StringIO(), [100.0]
     monkeypatch.setattr("sys.stderr", out)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    bar = process.bar(tqdm, total=1000, position=0)  # whatever bars are left open
+    bar = process.bar(total=1000, position=0)  # whatever bars are left open
     for k in range(100):
         now[0] += 1
         bar.update(10)
@@ -292,6 +291,6 @@ def test_bar(monkeypatch):
     assert "\r" not in out.getvalue() and len(lines) == 12 and "ret=99" in lines[-1]
     assert lines[0].startswith("0%|") and "100%|" in lines[-1]
     out.isatty = lambda: True
-    with process.bar(tqdm, total=2) as bar:
+    with process.bar(total=2) as bar:
         bar.update()
     assert out.getvalue().count("\r") >= 2

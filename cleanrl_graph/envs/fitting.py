@@ -10,6 +10,7 @@ Observations and actions are converted by functions of their spaces alone.
 import os
 import re
 import sys
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
@@ -26,14 +27,23 @@ MOST_NAMES = 12  # in a sentence
 MOST_OPTIONS = 64  # of an entry of an integer Box that becomes a choice
 UNBOUNDED = 2**30  # numbers of an entry that is not scaled
 ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-SAID = set()  # lines that this process has printed
+
+
+class Said(threading.local):
+    """The lines, or keys, that the run of this thread has printed."""
+
+    def __init__(self):
+        self.lines = set()
+
+
+SAID = Said()
 
 
 def say(line: str, key: str = "") -> None:
     """Prints a line that is no error, each (each `key`) once in a run, by rank 0."""
-    if (key or line) not in SAID and os.environ.get("RANK", "0") == "0":
+    if (key or line) not in SAID.lines and os.environ.get("RANK", "0") == "0":
         print(line, file=sys.stderr, flush=True)
-    SAID.add(key or line)
+    SAID.lines.add(key or line)
 
 
 def name_of(space: gym.Space) -> str:

@@ -59,7 +59,7 @@ def run(
     `given`, as all of `more` are, are not taken from the file of load_model."""
     args = args_of(script, **vars(args) | more | {"save_model": save_model})
     process.tune()
-    SAID.clear()
+    SAID.lines.clear()
     with contextlib.ExitStack() as stack:
         stack.enter_context(runs.ranks())
         if args.load_model:

@@ -11,6 +11,7 @@ not given: from this package, or from wherever Python finds modules.
 """
 
 import os
+import threading
 from collections.abc import Iterable
 from dataclasses import fields, replace
 from functools import partial
@@ -26,7 +27,7 @@ from cleanrl_graph.envs import fitting
 from cleanrl_graph.envs.masks import CanonicalMasks
 from cleanrl_graph.services import checkpoint, import_first
 from cleanrl_graph.services.arguments import args_of
-from cleanrl_graph.services.check import MOST, Checked, UsageError, checked, close, make_env
+from cleanrl_graph.services.check import LATEST, MOST, UsageError, checked, close, make_env
 from cleanrl_graph.services.process import accelerate
 
 OTHERS = ("norm_obs", "aux")  # flags beside those of the network that make it, too
@@ -213,7 +214,10 @@ class Policy:
 
     With `num_envs` observations and actions are lists, one entry per environment, rewards
     [num_envs], and `starts` names the environments in which an episode begins: bool [num_envs].
-    Without memory there may be fewer of them. `path` is the file that it was loaded from."""
+    Without memory there may be fewer of them. `path` is the file that it was loaded from.
+
+    Threads can share a policy without memory: one waits for the other. With a memory each needs a
+    copy.deepcopy of its own, with episodes of its own."""
 
     path = ""
 
@@ -234,6 +238,7 @@ class Policy:
         self.args = args
         self.num_envs = num_envs
         self.greedy = greedy
+        self.lock = Lock()
         self.num_steps = 0
         most = 0
         if env is None:
@@ -258,6 +263,7 @@ class Policy:
             ]
         self.agent = script.Agent(self.envs.leaves, env.action_space, args).to(device).eval()
         self.memory = script.Memory(self.agent, self.envs.leaves, size, args)
+        self.has_memory = hasattr(self.memory, "state")
         self.reset()
 
     def __repr__(self) -> str:
@@ -278,12 +284,23 @@ class Policy:
     def __call__(
         self, observation: Any, reward: Any = 0.0, starts: bool | Iterable[bool] = False
     ) -> Any:
+        if not self.lock.acquire(blocking=not self.has_memory):
+            raise UsageError(
+                "another thread is within a call of this policy, whose memory is of one episode "
+                "in each environment: give each thread its own, copy.deepcopy(policy)"
+            )
+        try:
+            return self.act(observation, reward, starts)
+        finally:
+            self.lock.release()
+
+    def act(self, observation: Any, reward: Any, starts: bool | Iterable[bool]) -> Any:
         observations = [observation] if self.num_envs is None else observation
         size = len(self.envs.envs)
         is_list = type(observations) in (list, tuple, np.ndarray)
         is_one = getattr(observations, "shape", 0) == self.observation_space.shape
         N = len(observations) if is_list and not is_one else 0
-        if not 0 < N <= size or (N < size and hasattr(self.memory, "state")):
+        if not 0 < N <= size or (N < size and self.has_memory):
             raise UsageError(f"num_envs={size}: give a list of {size} observations")
         if self.num_steps % self.args.num_steps == 0:
             self.memory.begin()
@@ -291,7 +308,7 @@ class Policy:
         rows = []
         for env, obs in zip(self.envs.envs, observations):
             env.num_steps = self.num_steps
-            Checked.latest = env
+            LATEST.env = env
             rows.append(self.envs.read(self.masks.observation(self.env.observation(obs))))
         flat = self.envs.collate(rows)
         begins = np.full(N, starts, bool) | self.begins
@@ -302,6 +319,18 @@ class Policy:
         actions = self.agent.head.env_actions(action, flat.counts)
         actions = list(map(self.env.action, actions))
         return actions[0] if self.num_envs is None else actions
+
+
+class Lock:
+    """A threading.Lock; a copy of what has it, or a pickle, gets a new one."""
+
+    def __init__(self):
+        lock = threading.Lock()
+        self.acquire = lock.acquire
+        self.release = lock.release
+
+    def __reduce__(self) -> tuple:
+        return Lock, ()
 
 
 class Spaces(gym.Env):

@@ -42,6 +42,21 @@ def run_name(args: Any) -> str:
     return f"{name}__{args.exp_name}__{args.seed}__"
 
 
+def new_folder(args: Any) -> str:
+    """A folder that no other run has, not even one that began in the same millisecond."""
+    number = int(1000 * time.time())
+    while True:
+        folder = Path(args.run_dir, f"{run_name(args)}{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+            continue
+        except OSError:  # which `checkpoint.Folder` says
+            pass
+        return str(folder)
+
+
 @contextlib.contextmanager
 def noted_signals() -> Iterator[list[int]]:
     """The numbers of the SIGINT and SIGTERM received within, for the loop to stop after its update;
@@ -106,9 +121,10 @@ class Services:
         self.flags = dict(vars(args))  # as they were given
         self.stack = stack
         self.saved = None
-        folder = os.path.join(args.run_dir, f"{run_name(args)}{int(1000 * time.time())}")
-        if rank() == 0 and args.resume:
-            folder, self.saved = checkpoint.find(args, self.name, run_name(args)) or (folder, None)
+        folder = None
+        if rank() == 0:
+            found = args.resume and checkpoint.find(args, self.name, run_name(args))
+            folder, self.saved = found or (new_folder(args), None)
         folder, self.saved, args.num_envs = broadcast((folder, self.saved, args.num_envs))
         self.folder = Path(folder).absolute()  # an environment may change the current one
         if rank() == 0:

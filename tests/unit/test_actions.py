@@ -262,7 +262,7 @@ def test_a_mask_that_allows_nothing(space, mask, kind, taken, capsys):
     """It counts as one that allows everything, with finite figures; the checks say so, once."""
     obs = {"g": GOOD, "action_mask": np.array(mask, np.int8)}
     good = obs | {"action_mask": np.ones_like(obs["action_mask"])}
-    fitting.SAID.clear()
+    fitting.SAID.lines.clear()
     observation = Dict(g=G, action_mask=kind)
     observations = (good, obs, good, obs)
     found = make_envs([lambda o=o: ListEnv(observation, [o] * 4, space) for o in observations])
@@ -314,7 +314,7 @@ def test_box_actions_are_scaled(bounds, dtype, capsys):
     assert all(action in space for action in actions)
     np.testing.assert_allclose(np.concatenate(actions), BOUNDS[bounds], atol=1e-9)
     assert np.array_equal(np.stack(actions), rows)
-    fitting.SAID.clear()
+    fitting.SAID.lines.clear()
     make_envs([lambda: ListEnv(vector(1), [], space)])
     assert capsys.readouterr().err == ""
 

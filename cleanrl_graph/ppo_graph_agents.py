@@ -1104,13 +1104,24 @@ def scale_of(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
     return np.where(half < 1e30, low + scale, 0.0), scale
 
 
+def nearest(space: spaces.Box, values: np.ndarray) -> np.ndarray:
+    """The elements of the Box next to these numbers, float64 [rows, ...]."""
+    if space.dtype.kind == "f":
+        return values.clip(space.low, space.high).astype(space.dtype)
+    values = values.round()
+    # Bounds such as 2**63 - 1 are no float64: what is not inside becomes them as integers
+    inside = (values > space.low) & (values < space.high)
+    bound = np.where(values < space.high, space.low, space.high)
+    return np.where(inside, np.where(inside, values, 0).astype(space.dtype), bound)
+
+
 def to_env_actions(
     space: gym.Space, actions: dict[str, np.ndarray], counts: dict[str, np.ndarray]
 ) -> list:
     """Elements of `space` from `actions`, an Action as arrays, which are used up: each factor takes
-    its columns, the first ones, out of the dict's array. Those of a Box are scaled and clipped to
-    it. Each row makes one element, but what is a Sequence in element b is made of the next
-    counts[group][b] rows."""
+    its columns, the first ones, out of the dict's array. Those of a Box are scaled, and the element
+    next to them is taken. Each row makes one element, but what is a Sequence in element b is made
+    of the next counts[group][b] rows."""
     if isinstance(space, spaces.Sequence):
         each = space.feature_space
         group = max(actions)  # the rows that act, not ""
@@ -1126,9 +1137,8 @@ def to_env_actions(
     values = values.reshape(-1, *space.shape)
     if isinstance(space, spaces.Box):
         middle, scale = scale_of(space)
-        values = (middle + scale * values).clip(space.low, space.high)
-    values = values.astype(space.dtype)
-    return list(values + getattr(space, "start", 0))
+        return list(nearest(space, middle + scale * values))
+    return list(values.astype(space.dtype) + getattr(space, "start", 0))
 
 
 Action = dict[str, Tensor]  # group of the rows that draw, or "" -> the columns of its parts

@@ -281,13 +281,22 @@ def playable(space: gym.Space, path: str, notes: list[str]) -> gym.Space:
     return with_children(space, path, notes, playable)
 
 
+def nearest(space: spaces.Box, values: np.ndarray) -> np.ndarray:
+    """The element of an integer Box next to these numbers, float64."""
+    values = np.rint(values)
+    # Bounds such as 2**63 - 1 are no float64: what is not inside becomes them as integers
+    inside = (values > space.low) & (values < space.high)
+    bound = np.where(values < space.high, space.low, space.high)
+    return np.where(inside, np.where(inside, values, 0).astype(space.dtype), bound)
+
+
 def played(space: gym.Space, action: Any) -> Any:
     """The element of an action space that one of its `playable` space means."""
     if is_integer(space):
         values = np.asarray(action)
         if not is_choice(space):
             middle, half = scale_of(space)
-            values = np.rint(middle + half * values.astype(np.float64)).clip(*bounds(space))
+            return nearest(space, middle + half * values.astype(np.float64))
         return values.astype(space.dtype)
     if isinstance(space, spaces.Dict):
         return {key: played(child, action[key]) for key, child in space.items()}

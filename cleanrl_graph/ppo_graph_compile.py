@@ -1337,8 +1337,15 @@ class BucketStorage(Storage):
 
     exact = Storage.batch  # a batch that is not filled up
 
-    def __init__(self, leaves: list[Leaf], device: torch.device):
+    def __init__(self, leaves: list[Leaf], device: torch.device, parts: list[Part] = ()):
+        """`parts` are those of the action: a mask of one that rows choose has an entry for each
+        pair of a row that acts and an option, in the spare observation, too."""
         super().__init__(leaves, device)
+        groups = {leaf.path: leaf.group for leaf in leaves}
+        self.pairs = {}  # group of such a mask -> those of the rows that act and of the options
+        for part in parts:
+            if part.mask and part.rows and part.group:
+                self.pairs[groups[part.mask]] = part.rows, part.group
         self.is_ragged = any(leaf.group for leaf in leaves)
         self.sizes = set()  # of batches so far
         self.totals = np.zeros(2)  # rows, spare rows
@@ -1361,11 +1368,12 @@ class BucketStorage(Storage):
         """As in Storage, but filled up."""
         if not self.is_ragged:
             return self.exact(flat)
-        counts = {}
         more = {}  # group -> spare rows
         for group, num in flat.counts.items():
             more[group] = self.num_spare(group, int(num.sum()))
-            counts[group] = np.append(num, more[group])
+        for group, (acting, options) in self.pairs.items():
+            more[group] = more[acting] * more[options]
+        counts = {group: np.append(num, more[group]) for group, num in flat.counts.items()}
         values = []
         for leaf, rows, spare in zip(self.leaves, flat.values, self.spare):
             filling = spare.expand(more[leaf.group], *leaf.space.shape)
@@ -1430,7 +1438,8 @@ class Memory:
 
     def __init__(self, agent: "Agent", leaves: list[Leaf], num_envs: int, args: Args):
         self.agent = agent
-        self.storage = BucketStorage(leaves, next(agent.parameters()).device)
+        parts = [head.part for head in agent.head.heads]
+        self.storage = BucketStorage(leaves, next(agent.parameters()).device, parts)
         self.policy = agent  # as it is, or compiled
 
     def compile(self, args: Args) -> None:

@@ -59,6 +59,15 @@ class UsageError(gym.error.Error, ValueError):
     a gymnasium error, too, so a script that catches what environments raise catches it."""
 
 
+@contextlib.contextmanager
+def one_kind(script: ModuleType) -> Iterator[None]:
+    """The sentences of a script, which has a UsageError of its own, become ours."""
+    try:
+        yield
+    except script.UsageError as problem:
+        raise UsageError(str(problem)) from None
+
+
 # ---- Flags, and the code of others ----
 def refuse(problems: Iterator[str]) -> None:
     """UsageError for the first of them."""

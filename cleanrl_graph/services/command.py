@@ -43,7 +43,7 @@ def main(script: ModuleType, version: int) -> None:
     args = parse(script, words)
     try:
         run(script, args, args.save_model, given_in(words))
-    except (script.UsageError, UsageError, gym.error.Error, OSError) as problem:
+    except (UsageError, gym.error.Error, OSError) as problem:
         sys.exit(str(problem))
     if rank() > 0:  # at once: threads of torch.distributed may abort a process that ends
         sys.stdout.flush()
@@ -61,6 +61,7 @@ def run(
     process.tune()
     SAID.lines.clear()
     with contextlib.ExitStack() as stack:
+        stack.enter_context(check.one_kind(script))
         stack.enter_context(runs.ranks())
         if args.load_model:
             policy.take_flags(args, {*given, *more})

@@ -27,7 +27,15 @@ from cleanrl_graph.envs import fitting
 from cleanrl_graph.envs.masks import CanonicalMasks
 from cleanrl_graph.services import checkpoint, import_first
 from cleanrl_graph.services.arguments import args_of
-from cleanrl_graph.services.check import LATEST, MOST, UsageError, checked, close, make_env
+from cleanrl_graph.services.check import (
+    LATEST,
+    MOST,
+    UsageError,
+    checked,
+    close,
+    make_env,
+    one_kind,
+)
 from cleanrl_graph.services.process import accelerate
 
 OTHERS = ("norm_obs", "aux")  # flags beside those of the network that make it, too
@@ -101,7 +109,8 @@ def load_policy(
     args = args_of(script, **saved["args"])
     if torch.device(device).type == "cpu" and hasattr(args, "bf16"):  # it is for CUDA
         args.bf16 = False
-    policy = Policy(script, args, env, num_envs, greedy, torch.device(device))
+    with one_kind(script):
+        policy = Policy(script, args, env, num_envs, greedy, torch.device(device))
     if not policy.has_value:  # the critic saw more and is left out: the policy's stays as it is
         theirs = [pair for pair in saved["model"].items() if not pair[0].startswith("critic")]
         ours = [pair for pair in policy.agent.state_dict().items() if pair[0].startswith("critic")]

@@ -476,6 +476,12 @@ def make_envs(script: ModuleType, args: Any, makers: list[Callable], first: int 
     return checked(script)(makers, args, first)
 
 
+OWN = set(  # names of Checks, which a script's Envs may not use
+    "acting ask cut_mask first flat is_padded meaning named pairs parts place problems script "
+    "tell_masked".split()
+)
+
+
 class Checks:
     """What a script's Envs get, which is the class after this one."""
 
@@ -487,6 +493,10 @@ class Checks:
             [partial(made, make, first + i, self.script, args) for i, make in enumerate(makers)]
         )
         script = self.script
+        taken = sorted(name for name in OWN if name in vars(self) or hasattr(script.Envs, name))
+        if taken:
+            names = ", ".join(taken)
+            raise UsageError(f"Envs has {names}, which services need for themselves: rename it")
         leaves = for_policy(self.leaves, args)
         for own in (self.leaves, leaves):
             refuse(wrong_leaves(own))

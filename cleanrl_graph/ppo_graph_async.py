@@ -1085,13 +1085,24 @@ def scale_of(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
     return np.where(half < 1e30, low + scale, 0.0), scale
 
 
+def nearest(space: spaces.Box, values: np.ndarray) -> np.ndarray:
+    """The elements of the Box next to these numbers, float64 [rows, ...]."""
+    if space.dtype.kind == "f":
+        return values.clip(space.low, space.high).astype(space.dtype)
+    values = values.round()
+    # Bounds such as 2**63 - 1 are no float64: what is not inside becomes them as integers
+    inside = (values > space.low) & (values < space.high)
+    bound = np.where(values < space.high, space.low, space.high)
+    return np.where(inside, np.where(inside, values, 0).astype(space.dtype), bound)
+
+
 def to_env_actions(
     space: gym.Space, actions: dict[str, np.ndarray], counts: dict[str, np.ndarray]
 ) -> list:
     """Elements of `space` from `actions`, an Action as arrays, which are used up: each factor takes
-    its columns, the first ones, out of the dict's array. Those of a Box are scaled and clipped to
-    it. Each row makes one element, but what is a Sequence in element b is made of the next
-    counts[group][b] rows."""
+    its columns, the first ones, out of the dict's array. Those of a Box are scaled, and the element
+    next to them is taken. Each row makes one element, but what is a Sequence in element b is made
+    of the next counts[group][b] rows."""
     if isinstance(space, spaces.Sequence):
         each = space.feature_space
         group = max(actions)  # the rows that act, not ""
@@ -1107,9 +1118,8 @@ def to_env_actions(
     values = values.reshape(-1, *space.shape)
     if isinstance(space, spaces.Box):
         middle, scale = scale_of(space)
-        values = (middle + scale * values).clip(space.low, space.high)
-    values = values.astype(space.dtype)
-    return list(values + getattr(space, "start", 0))
+        return list(nearest(space, middle + scale * values))
+    return list(values.astype(space.dtype) + getattr(space, "start", 0))
 
 
 Action = dict[str, Tensor]  # group of the rows that draw, or "" -> the columns of its parts
@@ -1446,7 +1456,9 @@ def make_agent(args: Any, envs: Any) -> "Agent":
 
 
 class Run:
-    """The folder of a run, its log and its progress bar."""
+    """The folder of a run, its log and its progress bar. Services have a Run of their own, made of
+    this one, which writes checkpoints and goes on from them: `begin` and `end_update` are given all
+    that it needs."""
 
     first = 0  # updates made before, if the run was resumed
     std_floor = 0.0  # the largest std of the returns so far, see --adv-floor
@@ -1458,25 +1470,27 @@ class Run:
         self.folder = Path(args.run_dir, name).absolute()
 
     def begin(self, agent: nn.Module, optimizer, memory, envs, rng) -> Step:
-        """The Step to begin with. Gives each rank random numbers of its own and opens the log.
-        Unused arguments are for the services' checkpoints."""
+        """The Step to begin with. Gives each rank random numbers of its own and opens the log."""
         if RANK > 0:
             torch.manual_seed(self.args.seed + RANK)
         else:
             print(f"writes to {self.folder}")
             self.writer = SummaryWriter(self.folder)
-            self.bar = tqdm(total=self.args.total_timesteps, unit_scale=True)
+            self.bar = self.make_bar()
         return envs.reset(self.args.seed + RANK * self.args.num_envs)
 
-    def log(self, global_step: int, scalars: dict, episodes: list) -> None:
-        """Writes the episodes of all ranks, (global step, env, last info) each, and the scalars of
-        rank 0."""
+    def make_bar(self) -> tqdm:
+        return tqdm(total=self.args.total_timesteps, unit_scale=True)
+
+    def end_update(self, global_step: int, step: Step, scalars: dict, episodes: list) -> None:
+        """Logs the scalars of rank 0 and the episodes of all ranks, (global step, env, last info)
+        each. The next update begins with `step`."""
         episodes = sum(all_ranks(episodes), [])
         if RANK > 0:
             return
-        for step, _, info in episodes:
-            self.writer.add_scalar("charts/episodic_return", info["episode"]["r"], step)
-            self.writer.add_scalar("charts/episodic_length", info["episode"]["l"], step)
+        for at, _, info in episodes:
+            self.writer.add_scalar("charts/episodic_return", info["episode"]["r"], at)
+            self.writer.add_scalar("charts/episodic_length", info["episode"]["l"], at)
         self.bar.update(global_step - self.bar.n)
         num_steps = global_step - self.bar.initial
         scalars["charts/SPS"] = int(num_steps / self.bar.format_dict["elapsed"])
@@ -1485,9 +1499,6 @@ class Run:
         if episodes:
             mean = np.mean([info["episode"]["r"] for _, _, info in episodes])
             self.bar.set_postfix(ret=f"{mean:.4g}")
-
-    def end_update(self, iteration: int, step: Step) -> None:
-        """Called after each update, with the Step that the next one begins with."""
 
     def close(self) -> None:
         self.bar.close()
@@ -1516,21 +1527,21 @@ def collect(memory: Memory, envs: Envs, step: Step, version: int, num_steps: int
     return Rollout(version, steps, actions, log_probs)
 
 
-def run_collector(pipe, parent_end, args: Any, make_envs: Callable) -> None:
+def run_collector(pipe, parent_end, *given) -> None:
     """The collector's process. What goes wrong is sent to the parent."""
     for number in (signal.SIGINT, signal.SIGTERM):  # what reaches the whole group is the parent's
         signal.signal(number, signal.SIG_IGN)
     parent_end.close()  # the end of the parent can be seen only if nobody else holds it
     with contextlib.suppress(OSError):  # the parent is gone
         try:
-            answer_requests(pipe, args, make_envs)
+            answer_requests(pipe, *given)
         except (UsageError, gym.error.Error, OSError) as error:  # sentences
             pipe.send(UsageError(str(error)))
         except Exception:
             pipe.send(RuntimeError(f"in the collector: {traceback.format_exc()}"))
 
 
-def answer_requests(pipe, args: Any, make_envs: Callable) -> None:
+def answer_requests(pipe, args: Any, make_envs: Callable, accelerate: Callable) -> None:
     """Sends leaves and action space of the environments and takes their seed, then answers each
     (version, weights) by a rollout, until None comes or the parent is gone."""
     requests = listen(pipe, partial(os._exit, 1))  # at once, even if an environment hangs
@@ -1544,6 +1555,7 @@ def answer_requests(pipe, args: Any, make_envs: Callable) -> None:
         torch.set_num_threads(1)  # batches are small, the other cores learn
         seed(args)
         agent = Agent(envs.leaves, envs.action_space, args).to(device)
+        accelerate(agent)
         memory = Memory(agent, envs.leaves, args.num_envs, args)
         step = envs.reset(args.seed)
         for version, weights in iter(requests.get, None):
@@ -1577,12 +1589,13 @@ class Collector:
     process uses CUDA or threads of torch, which cannot be forked. Rollouts come in the order in
     which they were asked for."""
 
-    def __init__(self, args: Any, make_envs: Callable):
-        """`make_envs()` makes the Envs, in the new process."""
+    def __init__(self, args: Any, make_envs: Callable, accelerate: Callable = lambda agent: None):
+        """In the new process `make_envs()` makes the Envs, and `accelerate(agent)` may put faster
+        layers in."""
         context = mp.get_context("fork")
         self.pipe, child = context.Pipe()
         self.process = context.Process(
-            target=run_collector, args=(child, self.pipe, args, make_envs)
+            target=run_collector, args=(child, self.pipe, args, make_envs, accelerate)
         )
         self.process.start()
         child.close()
@@ -1773,8 +1786,7 @@ def train(args: Any, run: Run, collector: Collector) -> Agent:
         scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
         scalars["debug/lag"] = iteration - 1 - rollout.version
         scalars |= statistics(logrho, args.max_rho)
-        run.log(global_step, scalars, episodes)
-        run.end_update(iteration, step)
+        run.end_update(global_step, step, scalars, episodes)
     return agent
 
 
@@ -1829,7 +1841,7 @@ if __name__ == "__main__":
     if find_spec("cleanrl_graph"):  # checks, checkpoints, evaluation tables, workers, their flags
         from cleanrl_graph import services
 
-        services.main(sys.modules[__name__], version=1)
+        services.main(sys.modules[__name__], version=2)
     else:
         sys.path.append(os.getcwd())  # --env-id finds your module
         main(tyro.cli(Args))

@@ -1083,13 +1083,24 @@ def scale_of(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
     return np.where(half < 1e30, low + scale, 0.0), scale
 
 
+def nearest(space: spaces.Box, values: np.ndarray) -> np.ndarray:
+    """The elements of the Box next to these numbers, float64 [rows, ...]."""
+    if space.dtype.kind == "f":
+        return values.clip(space.low, space.high).astype(space.dtype)
+    values = values.round()
+    # Bounds such as 2**63 - 1 are no float64: what is not inside becomes them as integers
+    inside = (values > space.low) & (values < space.high)
+    bound = np.where(values < space.high, space.low, space.high)
+    return np.where(inside, np.where(inside, values, 0).astype(space.dtype), bound)
+
+
 def to_env_actions(
     space: gym.Space, actions: dict[str, np.ndarray], counts: dict[str, np.ndarray]
 ) -> list:
     """Elements of `space` from `actions`, an Action as arrays, which are used up: each factor takes
-    its columns, the first ones, out of the dict's array. Those of a Box are scaled and clipped to
-    it. Each row makes one element, but what is a Sequence in element b is made of the next
-    counts[group][b] rows."""
+    its columns, the first ones, out of the dict's array. Those of a Box are scaled, and the element
+    next to them is taken. Each row makes one element, but what is a Sequence in element b is made
+    of the next counts[group][b] rows."""
     if isinstance(space, spaces.Sequence):
         each = space.feature_space
         group = max(actions)  # the rows that act, not ""
@@ -1105,9 +1116,8 @@ def to_env_actions(
     values = values.reshape(-1, *space.shape)
     if isinstance(space, spaces.Box):
         middle, scale = scale_of(space)
-        values = (middle + scale * values).clip(space.low, space.high)
-    values = values.astype(space.dtype)
-    return list(values + getattr(space, "start", 0))
+        return list(nearest(space, middle + scale * values))
+    return list(values.astype(space.dtype) + getattr(space, "start", 0))
 
 
 Action = dict[str, Tensor]  # group of the rows that draw, or "" -> the columns of its parts
@@ -1580,7 +1590,9 @@ def make_agent(args: Any, envs: Any) -> "Agent":
 
 
 class Run:
-    """The folder of a run, its log and its progress bar."""
+    """The folder of a run, its log and its progress bar. Services have a Run of their own, made of
+    this one, which writes checkpoints and goes on from them: `begin` and `end_update` are given all
+    that it needs."""
 
     first = 0  # updates made before, if the run was resumed
     std_floor = 0.0  # the largest std of the returns so far, see --adv-floor
@@ -1592,25 +1604,27 @@ class Run:
         self.folder = Path(args.run_dir, name).absolute()
 
     def begin(self, agent: nn.Module, optimizer, memory, envs, rng) -> Step:
-        """The Step to begin with. Gives each rank random numbers of its own and opens the log.
-        Unused arguments are for the services' checkpoints."""
+        """The Step to begin with. Gives each rank random numbers of its own and opens the log."""
         if RANK > 0:
             torch.manual_seed(self.args.seed + RANK)
         else:
             print(f"writes to {self.folder}")
             self.writer = SummaryWriter(self.folder)
-            self.bar = tqdm(total=self.args.total_timesteps, unit_scale=True)
+            self.bar = self.make_bar()
         return envs.reset(self.args.seed + RANK * self.args.num_envs)
 
-    def log(self, global_step: int, scalars: dict, episodes: list) -> None:
-        """Writes the episodes of all ranks, (global step, env, last info) each, and the scalars of
-        rank 0."""
+    def make_bar(self) -> tqdm:
+        return tqdm(total=self.args.total_timesteps, unit_scale=True)
+
+    def end_update(self, global_step: int, step: Step, scalars: dict, episodes: list) -> None:
+        """Logs the scalars of rank 0 and the episodes of all ranks, (global step, env, last info)
+        each. The next update begins with `step`."""
         episodes = sum(all_ranks(episodes), [])
         if RANK > 0:
             return
-        for step, _, info in episodes:
-            self.writer.add_scalar("charts/episodic_return", info["episode"]["r"], step)
-            self.writer.add_scalar("charts/episodic_length", info["episode"]["l"], step)
+        for at, _, info in episodes:
+            self.writer.add_scalar("charts/episodic_return", info["episode"]["r"], at)
+            self.writer.add_scalar("charts/episodic_length", info["episode"]["l"], at)
         self.bar.update(global_step - self.bar.n)
         num_steps = global_step - self.bar.initial
         scalars["charts/SPS"] = int(num_steps / self.bar.format_dict["elapsed"])
@@ -1619,9 +1633,6 @@ class Run:
         if episodes:
             mean = np.mean([info["episode"]["r"] for _, _, info in episodes])
             self.bar.set_postfix(ret=f"{mean:.4g}")
-
-    def end_update(self, iteration: int, step: Step) -> None:
-        """Called after each update, with the Step that the next one begins with."""
 
     def close(self) -> None:
         self.bar.close()
@@ -1882,8 +1893,7 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
         scalars["debug/collection_mismatch"] = logs[0, -1]
         scalars["losses/explained_variance"] = explained_var
         scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
-        run.log(global_step, scalars, episodes)
-        run.end_update(iteration, step)
+        run.end_update(global_step, step, scalars, episodes)
     if WORLD_SIZE > 1:  # together: NCCL needs all ranks for it
         dist.barrier()
         dist.destroy_process_group()
@@ -1948,7 +1958,7 @@ if __name__ == "__main__":
     if find_spec("cleanrl_graph"):  # checks, checkpoints, evaluation tables, workers, their flags
         from cleanrl_graph import services
 
-        services.main(sys.modules[__name__], version=1)
+        services.main(sys.modules[__name__], version=2)
     else:
         sys.path.append(os.getcwd())  # --env-id finds your module
         main(tyro.cli(Args))

@@ -24,7 +24,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from cleanrl_graph import ppo_graph, services
-from cleanrl_graph.services import arguments, check
+from cleanrl_graph.services import arguments, check, process
 from cleanrl_graph.services.workers import WorkerEnvs
 
 # of a script alone, and of its services: a sentence that says what was wrong
@@ -513,6 +513,18 @@ def collect(part, greedy=False):
 
 
 # ---- A run of a script, and what it saw ----
+def accelerated(base):
+    """A script's Run that puts faster layers in, and does nothing else of what services do."""
+
+    class Run(base):
+        def begin(self, agent, *others):
+            step = super().begin(agent, *others)
+            process.accelerate(agent)
+            return step
+
+    return Run
+
+
 class Record(NamedTuple):
     """A run of a script with its services, without evaluation."""
 

@@ -151,7 +151,7 @@ def go(script: str, flags: list[str]) -> str | None:
     module = importlib.import_module(f"cleanrl_graph.{script}")
     sys.argv = [module.__file__, *flags]
     try:
-        services.main(module, version=1)
+        services.main(module, version=2)
     except SystemExit as problem:
         if problem.code in (None, 0):
             return None

@@ -35,7 +35,7 @@ import torchgen
 from torch import Tensor
 from torch.utils.cpp_extension import include_paths, library_paths
 
-from cleanrl_graph.services import arguments, command, process
+from cleanrl_graph.services import arguments, command
 
 HERE = Path(__file__).parent
 SOURCE = HERE / "virtual_cuda.cpp"
@@ -398,6 +398,8 @@ def train(script, **flags) -> tuple[dict[int, dict[str, float]], dict]:
     """(step -> tag -> value of all that the script's training logs, what the device was told
     meanwhile). Environments are checked, layers are the faster ones; there are no checkpoints.
     "collector" is what ppo_graph_async.py's second process told its device, None without one."""
+    from helpers import accelerated
+
     log.clear()
     logged, told = {}, None
     args = arguments.args_of(script, **flags)
@@ -416,9 +418,8 @@ def train(script, **flags) -> tuple[dict[int, dict[str, float]], dict]:
             stack.enter_context(mock.patch.object(script, name, value))
         for stream in (contextlib.redirect_stdout, contextlib.redirect_stderr):
             stack.enter_context(stream(io.StringIO()))
-        stack.enter_context(process.patched(script))
         with contextlib.closing(command.envs_of(script, args)) as envs:
-            script.train(args, script.Run(args), envs)
+            script.train(args, accelerated(script.Run)(args), envs)
         if "run_collector" in changed:
             told = pickle.loads(Path(folder, "log").read_bytes())
     return logged, copy.deepcopy(vars(log)) | {"collector": told}

@@ -120,12 +120,13 @@ def spread(values: Iterable[float], form: str = ",.0f") -> str:
 def rollout(script, args, num_steps: int, others: Iterable = ()) -> tuple:
     """(agents, memory, last step): agents of `args` and of other flags, and a memory of the first
     one that has seen so many steps of the environments."""
-    from cleanrl_graph.services.process import patched
+    from cleanrl_graph.services.process import accelerate
 
     makers = [partial(script.make_env, args, i) for i in range(args.num_envs)]
     envs = script.Envs(makers)
-    with patched(script):
-        agents = [script.Agent(envs.leaves, envs.action_space, own) for own in (args, *others)]
+    agents = [script.Agent(envs.leaves, envs.action_space, own) for own in (args, *others)]
+    for agent in agents:
+        accelerate(agent)
     memory = script.Memory(agents[0], envs.leaves, args.num_envs, args)
     memory.begin()
     step = envs.reset(1)

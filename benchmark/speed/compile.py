@@ -30,7 +30,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tqdm import tqdm
 
 from cleanrl_graph import ppo_graph, ppo_graph_compile
-from cleanrl_graph.services.process import patched
+from cleanrl_graph.services.process import accelerate
 
 CASES = {
     "CartPole-v1": dict(num_envs=8, num_steps=128, total_timesteps=61_440),
@@ -73,8 +73,8 @@ class System:
         N = self.args.num_envs
         makers = [partial(script.make_env, self.args, i) for i in range(N)]
         envs = script.Envs(makers)
-        with patched(script):
-            self.agent = script.Agent(envs.leaves, envs.action_space, self.args).to(self.device)
+        self.agent = script.Agent(envs.leaves, envs.action_space, self.args).to(self.device)
+        accelerate(self.agent)
         self.optimizer = torch.optim.Adam(self.agent.parameters(), lr=1e-6, eps=1e-5, fused=True)
         self.memory = script.Memory(self.agent, envs.leaves, N, self.args)
         self.acting = script.Memory(self.agent, envs.leaves, N, self.args)

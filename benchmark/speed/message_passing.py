@@ -12,7 +12,6 @@ own, and its memory is what the peak adds.
 
 import multiprocessing
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,7 @@ from common import report, rollout, turns
 from gymnasium import spaces
 
 from cleanrl_graph import ppo_graph
-from cleanrl_graph.services.process import patched
+from cleanrl_graph.services.process import accelerate
 
 CASES = {  # steps of a minibatch, flags
     "JobShop-v0": (1024, {"env_kwargs": {"jobs": [3, 10], "machines": [3, 10]}}),
@@ -83,8 +82,9 @@ def large_graph(size: int, fast: bool) -> tuple[float, float]:
     }
     arrays = [values[leaf.path.split(".")[-1]] for leaf in leaves]
     counts = {leaf.group: np.array([len(array)]) for leaf, array in zip(leaves, arrays)}
-    with patched(ppo_graph) if fast else nullcontext():
-        encoder = ppo_graph.Encoder(leaves, ppo_graph.Args())
+    encoder = ppo_graph.Encoder(leaves, ppo_graph.Args())
+    if fast:
+        accelerate(encoder)
     storage = ppo_graph.Storage(leaves, torch.device("cpu"))
     obs = storage.append(ppo_graph.Flat(arrays, counts | {"": np.ones(1, np.int64)}))
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew

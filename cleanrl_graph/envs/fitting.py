@@ -10,6 +10,7 @@ Observations and actions are converted by functions of their spaces alone.
 import os
 import re
 import sys
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
@@ -26,14 +27,23 @@ MOST_NAMES = 12  # in a sentence
 MOST_OPTIONS = 64  # of an entry of an integer Box that becomes a choice
 UNBOUNDED = 2**30  # numbers of an entry that is not scaled
 ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-SAID = set()  # lines that this process has printed
+
+
+class Said(threading.local):
+    """The lines, or keys, that the run of this thread has printed."""
+
+    def __init__(self):
+        self.lines = set()
+
+
+SAID = Said()
 
 
 def say(line: str, key: str = "") -> None:
     """Prints a line that is no error, each (each `key`) once in a run, by rank 0."""
-    if (key or line) not in SAID and os.environ.get("RANK", "0") == "0":
+    if (key or line) not in SAID.lines and os.environ.get("RANK", "0") == "0":
         print(line, file=sys.stderr, flush=True)
-    SAID.add(key or line)
+    SAID.lines.add(key or line)
 
 
 def name_of(space: gym.Space) -> str:
@@ -271,13 +281,22 @@ def playable(space: gym.Space, path: str, notes: list[str]) -> gym.Space:
     return with_children(space, path, notes, playable)
 
 
+def nearest(space: spaces.Box, values: np.ndarray) -> np.ndarray:
+    """The element of an integer Box next to these numbers, float64."""
+    values = np.rint(values)
+    # Bounds such as 2**63 - 1 are no float64: what is not inside becomes them as integers
+    inside = (values > space.low) & (values < space.high)
+    bound = np.where(values < space.high, space.low, space.high)
+    return np.where(inside, np.where(inside, values, 0).astype(space.dtype), bound)
+
+
 def played(space: gym.Space, action: Any) -> Any:
     """The element of an action space that one of its `playable` space means."""
     if is_integer(space):
         values = np.asarray(action)
         if not is_choice(space):
             middle, half = scale_of(space)
-            values = np.rint(middle + half * values.astype(np.float64)).clip(*bounds(space))
+            return nearest(space, middle + half * values.astype(np.float64))
         return values.astype(space.dtype)
     if isinstance(space, spaces.Dict):
         return {key: played(child, action[key]) for key, child in space.items()}

@@ -67,12 +67,22 @@ def args_of(script: ModuleType, **values) -> Any:
     return make_dataclass("Args", [], bases=(flags_of(script), script.Args))(**values)
 
 
-def parse(script: ModuleType) -> Any:
-    """The flags of the command line, which save the model unless they say --no-save-model."""
+def parse(script: ModuleType, words: list[str] | None = None) -> Any:
+    """The flags of a command line, by default this process's, which save the model unless they say
+    --no-save-model."""
     own = field(default_factory=partial(script.Args, save_model=True))
     services = field(default_factory=flags_of(script))
     groups = [("script", script.Args, own), ("services", flags_of(script), services)]
-    parsed = tyro.cli(
-        tyro.conf.OmitArgPrefixes[make_dataclass("Args", groups)], description=script.__doc__
-    )
+    flags = tyro.conf.OmitArgPrefixes[make_dataclass("Args", groups)]
+    parsed = tyro.cli(flags, args=words, description=script.__doc__)
     return args_of(script, **vars(parsed.script), **vars(parsed.services))
+
+
+def given_in(words: list[str]) -> set[str]:
+    """The names of the flags in a command line, also of those that are given their default."""
+    given = set()
+    for word in words:
+        if word.startswith("--"):
+            name = word.partition("=")[0].lstrip("-").replace("-", "_")
+            given.add(name.removeprefix("no_"))
+    return given

@@ -10,6 +10,7 @@ import math
 import os
 import pickle
 import re
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -53,8 +54,18 @@ OURS = (__file__, wrappers.__file__, fitting.__file__, gym.envs.registration.__f
 MASKED = "no action is allowed, which counts as if all were"
 
 
-class UsageError(ValueError):
-    """A sentence that says what was wrong, where, and what to do, shown without a traceback."""
+class UsageError(gym.error.Error, ValueError):
+    """A sentence that says what was wrong, where, and what to do, shown without a traceback. It is
+    a gymnasium error, too, so a script that catches what environments raise catches it."""
+
+
+@contextlib.contextmanager
+def one_kind(script: ModuleType) -> Iterator[None]:
+    """The sentences of a script, which has a UsageError of its own, become ours."""
+    try:
+        yield
+    except script.UsageError as problem:
+        raise UsageError(str(problem)) from None
 
 
 # ---- Flags, and the code of others ----
@@ -123,13 +134,21 @@ def frames(problem: BaseException | None) -> str:
 
 
 # ---- Environments: what they return ----
+class Latest(threading.local):
+    """The outermost Checked that was called last in this thread."""
+
+    env = None
+
+
+LATEST = Latest()
+
+
 class Checked(gym.Wrapper):
     """Raises UsageError, with number, step and action, for what goes wrong in the environment, and
     for what is not as gymnasium's return it. It does what RecordEpisodeStatistics does, unless one
     is inside. At an episode's end the outermost one lets go what no script reads in info, and adds
     "episode" where a wrapper around the record ended it."""
 
-    latest = None  # the outermost one that was called last in this process
     number = None  # of the outermost one, over all ranks
     num_steps = 0
     has_ended = False  # the episode, with the latest observation
@@ -185,7 +204,7 @@ class Checked(gym.Wrapper):
     def call(self, method: str, *args, **kwargs) -> tuple:
         """What `reset` or `step` returns."""
         if self.number is not None:
-            Checked.latest = self
+            LATEST.env = self
         try:
             result = getattr(self.env, method)(*args, **kwargs)
         except (Exception, SystemExit) as problem:
@@ -250,7 +269,7 @@ class Checked(gym.Wrapper):
 
 
 def place() -> str:
-    return f"env {Checked.latest.number}, step {Checked.latest.num_steps}"
+    return f"env {LATEST.env.number}, step {LATEST.env.num_steps}"
 
 
 def make_env(script: ModuleType, args: Any, i: int = 0, /, **more) -> gym.Env:
@@ -271,7 +290,7 @@ def make_env(script: ModuleType, args: Any, i: int = 0, /, **more) -> gym.Env:
 
 def made(make: Callable, number: int, script: ModuleType, args: Any) -> Checked:
     """The environment, with masks as the script reads them; its number is that over all ranks."""
-    Checked.latest = SimpleNamespace(number=number, num_steps=0)
+    LATEST.env = SimpleNamespace(number=number, num_steps=0)
     try:
         env = make()
     except (Exception, SystemExit) as problem:
@@ -290,7 +309,7 @@ def made(make: Callable, number: int, script: ModuleType, args: Any) -> Checked:
         say(env.get_wrapper_attr("mask_note"), "mask_note")
     num_options = wrappers.num_options(env.action_space)
     env.may_mask = num_options > 0 and not (env.has_mask or has_note)
-    Checked.latest = env
+    LATEST.env = env
     return env
 
 
@@ -457,6 +476,12 @@ def make_envs(script: ModuleType, args: Any, makers: list[Callable], first: int 
     return checked(script)(makers, args, first)
 
 
+OWN = set(  # names of Checks, which a script's Envs may not use
+    "acting ask cut_mask first flat is_padded meaning named pairs parts place problems script "
+    "tell_masked".split()
+)
+
+
 class Checks:
     """What a script's Envs get, which is the class after this one."""
 
@@ -468,6 +493,10 @@ class Checks:
             [partial(made, make, first + i, self.script, args) for i, make in enumerate(makers)]
         )
         script = self.script
+        taken = sorted(name for name in OWN if name in vars(self) or hasattr(script.Envs, name))
+        if taken:
+            names = ", ".join(taken)
+            raise UsageError(f"Envs has {names}, which services need for themselves: rename it")
         leaves = for_policy(self.leaves, args)
         for own in (self.leaves, leaves):
             refuse(wrong_leaves(own))
@@ -511,12 +540,12 @@ class Checks:
         except Exception as problem:  # of many kinds
             path = unreadable(self.script, self.space, lambda: obs)
             text = f"{type(problem).__name__} {problem}: {fitting.unlike(obs, self.space)}"
-            at = self.place(Checked.latest.number, path)
+            at = self.place(LATEST.env.number, path)
             raise UsageError(f"{at}: cannot be read: {text}") from None
         rows = list(map(shaped, self.leaves, rows))
         if self.is_padded:
             self.cut_mask(rows)
-        acted = Checked.latest.num_acted
+        acted = LATEST.env.num_acted
         if acted is not None and self.named.get("node_ids") != self.acting:
             for leaf, own in zip(self.leaves, rows):
                 if leaf.group == self.acting and own.ndim and len(own) != acted:
@@ -538,21 +567,21 @@ class Checks:
 
     def collate(self, observations: list[list[np.ndarray]]) -> Any:
         if next(self.problems(observations, self.parts), None):
-            first = self.first if len(observations) > 1 else Checked.latest.number
+            first = self.first if len(observations) > 1 else LATEST.env.number
             for number, own in enumerate(observations, first):
                 parts = self.parts[(number - self.first) % len(self.parts)]
                 for path, problem in self.problems([own], [parts]):
                     raise UsageError(f"{self.place(number, path)}: {problem}")
-        if not Checked.latest.has_ended:
+        if not LATEST.env.has_ended:
             self.tell_masked()
         return self.flat
 
     def tell_masked(self) -> None:
         """Says once that an observation allows nothing, which is no end of a training."""
         for part in self.parts[0]:
-            if not part.mask or MASKED in SAID:
+            if not part.mask or MASKED in SAID.lines:
                 continue
-            first = self.first if self.flat.size > 1 else Checked.latest.number
+            first = self.first if self.flat.size > 1 else LATEST.env.number
             leaves = zip(self.leaves, self.flat.values)
             leaf, values = next(each for each in leaves if each[0].path == part.mask)
             for i in all_masked(values, self.flat.counts, leaf.group, part)[:1]:
@@ -571,12 +600,12 @@ class Checks:
                     values = np.concatenate(rows)  # as they were before they got the leaf's dtype
                 for problem in wrong_values(leaf, values, self.flat.counts):
                     yield leaf.path, problem
-            for problem in wrong_numbers(leaf, self.flat.counts, parts, Checked.latest.has_ended):
+            for problem in wrong_numbers(leaf, self.flat.counts, parts, LATEST.env.has_ended):
                 yield leaf.path, problem
 
     def place(self, number: int, path: str) -> str:
         """What begins an error."""
-        return f"env {number}, leaf '{path}', step {Checked.latest.num_steps}"
+        return f"env {number}, leaf '{path}', step {LATEST.env.num_steps}"
 
     def ask(self, requests: Iterable[Callable]) -> list:
         """What the first request returns, given these environments."""
@@ -626,7 +655,7 @@ def shaped(leaf: Any, rows: np.ndarray) -> np.ndarray:
     own = rows.shape[1:]
     if own == shape or rows.ndim == 0 or long_axes(own) != long_axes(shape):
         return rows
-    if Checked.latest.number == 0:
+    if LATEST.env.number == 0:
         say(f"leaf '{leaf.path}': shape {own} is read as {shape}, which is declared")
     return rows.reshape(len(rows), *shape)
 

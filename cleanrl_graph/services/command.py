@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -13,15 +13,15 @@ import gymnasium as gym
 
 from cleanrl_graph.envs.fitting import SAID
 from cleanrl_graph.services import check, demos, evaluate, policy, process, runs
-from cleanrl_graph.services.arguments import args_of, parse
+from cleanrl_graph.services.arguments import args_of, given_in, parse
 from cleanrl_graph.services.check import UsageError
 from cleanrl_graph.services.checkpoint import all_ranks, rank, world_size
 from cleanrl_graph.services.workers import WorkerEnvs
 
-VERSION = 1  # of the names that services need of a script
+VERSION = 2  # of the names that services need of a script
 NAMES = (
-    "Args UsageError Leaf Flat Step Envs Part Run Agent Memory make_env leaves_of arrays_of "
-    "parts_of group_of acting_group scale_of make_conv seed start train play"
+    "Args UsageError Envs Step Agent Memory Run make_env leaves_of arrays_of parts_of group_of "
+    "acting_group seed start train play"
 ).split()
 
 
@@ -39,9 +39,10 @@ def main(script: ModuleType, version: int) -> None:
     if sys.path[0] == str(folder) and (folder / "__init__.py").exists():
         del sys.path[0]  # the package's: its `envs` would hide the user's
     sys.path.append(os.getcwd())  # where --env-id and --wrap find the user's modules
-    args = parse(script)
+    words = sys.argv[1:]
+    args = parse(script, words)
     try:
-        run(script, args, args.save_model)
+        run(script, args, args.save_model, given_in(words))
     except (UsageError, gym.error.Error, OSError) as problem:
         sys.exit(str(problem))
     if rank() > 0:  # at once: threads of torch.distributed may abort a process that ends
@@ -50,17 +51,20 @@ def main(script: ModuleType, version: int) -> None:
         os._exit(0)
 
 
-def run(script: ModuleType, args: Any, save_model: bool = True, **more) -> list[dict]:
+def run(
+    script: ModuleType, args: Any, save_model: bool = True, given: Iterable[str] = (), **more
+) -> list[dict]:
     """Trains, saves model.pt and evaluates by the script's Args, and by `more` flags of the
-    services. Returns the rows of the evaluation's table; none on ranks above 0."""
+    services. Returns the rows of the evaluation's table; none on ranks above 0. Flags that are
+    `given`, as all of `more` are, are not taken from the file of load_model."""
     args = args_of(script, **vars(args) | more | {"save_model": save_model})
     process.tune()
-    SAID.clear()
+    SAID.lines.clear()
     with contextlib.ExitStack() as stack:
+        stack.enter_context(check.one_kind(script))
         stack.enter_context(runs.ranks())
-        stack.enter_context(process.patched(script))
         if args.load_model:
-            policy.take_flags(args)
+            policy.take_flags(args, {*given, *more})
         check.refuse(check.wrong_flags(args))
         make = partial(check.make_env, script)
         Envs = check.checked(script)
@@ -115,5 +119,5 @@ def envs_of(script: ModuleType, args: Any) -> Any:
         make_envs = partial(WorkerEnvs, make_envs, args=plain)
     make_envs = partial(make_envs, makers, first=first)
     if hasattr(script, "Collector"):
-        return script.Collector(args, make_envs)
+        return script.Collector(args, make_envs, process.accelerate)
     return make_envs()

@@ -19,7 +19,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from PIL import Image
-from tqdm import tqdm
 
 from cleanrl_graph.services import process
 from cleanrl_graph.services.check import close, entries
@@ -76,7 +75,7 @@ def run_suite(play: Callable, make: Callable[..., gym.Env], args: Any) -> Iterat
     not end. Greedy episodes of instances that are alike are played side by side."""
     entries = suite_entries(make, args)
     more = {"desc": "evaluation", "unit": "instance", "leave": False, "mininterval": 1}
-    bar = process.bar(tqdm, total=len(entries), **more)
+    bar = process.bar(total=len(entries), **more)
     for batch in batches(make, entries):
         greedy = play([partial(make, **entry) for entry in batch], True)
         for entry, info in zip(batch, greedy):

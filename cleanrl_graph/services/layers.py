@@ -6,7 +6,7 @@ sorted by target and by source, once per batch for all layers. A node's sum is o
 its rows and adds them. Messages that have a ReLU are made in chunks that stay in the cache, and
 once more for the gradient, so nothing of the size edges x dim is kept.
 
-The layers and their parameters stay those of PyG: `accelerate` gives them another `forward`.
+`accelerate` puts these layers in the place of PyG's, with the same parameters.
 """
 
 import threading
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric import nn as pyg
 from torch_geometric.index import index2ptr
+from torch_geometric.utils import scatter
 
 # Under autocast their inputs become float32: the backward pass makes the messages once more
 forward_in_float32 = torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float32)
@@ -154,34 +155,63 @@ def joined(parts: list[Tensor]) -> Tensor:
 
 
 # ---- Layers ----
-def is_for_pyg(edge_index: Tensor) -> bool:
-    """Whether PyG's own `forward` is as good: torch.compile merges its operations, and on CUDA it
+def is_for_rows(edge_index: Tensor) -> bool:
+    """Whether a row for each edge is as good: torch.compile merges the operations, and on CUDA it
     has fewer launches, which is what counts while there are few edges (results/h200/tables.md)."""
     if torch.compiler.is_compiling():
         return True
     return edge_index.is_cuda and edge_index.shape[1] < 100_000
 
 
-class GINConv:
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        if is_for_pyg(edge_index):
-            return super().forward(x, edge_index)
-        return self.nn(x + NeighborSum.apply(x, Edges.of(edge_index, len(x))))
+class Layer(nn.Module):
+    """One that takes the place of a PyG layer, with its parameters under the same names."""
+
+    def __init__(self, conv: nn.Module):
+        super().__init__()
+        self.register_buffer("eps", conv.eps)  # 0: it is only there for the state_dict
+        self.nn = conv.nn
+        self.training = conv.training
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None) -> Tensor:
+        if is_for_rows(edge_index):
+            messages = self.messages(x.index_select(0, edge_index[0]), edge_attr)
+            sums = scatter(messages, edge_index[1], dim_size=len(x), reduce="sum")
+        else:
+            sums = self.sums(x, edge_attr, Edges.of(edge_index, len(x)))
+        return self.nn(x + sums)
 
 
-class GINEConv:
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        if is_for_pyg(edge_index):
-            return super().forward(x, edge_index, edge_attr)
-        return self.nn(x + self.sums(x, edge_attr, Edges.of(edge_index, len(x))))
+class GIN(Layer):
+    """GINConv: a node gets the embeddings of its neighbors."""
+
+    def messages(self, senders: Tensor, edge_attr: None) -> Tensor:
+        """One for each edge, [edges, dim], from the embeddings of its source."""
+        return senders
+
+    def sums(self, x: Tensor, edge_attr: None, edges: Edges) -> Tensor:
+        """Of the messages that each node gets, [nodes, dim]."""
+        return NeighborSum.apply(x, edges)
+
+
+class GINE(Layer):
+    """GINEConv: messages relu(x + lin(edge_attr))."""
+
+    def __init__(self, conv: nn.Module):
+        super().__init__(conv)
+        self.lin = conv.lin
+
+    def messages(self, senders: Tensor, edge_attr: Tensor) -> Tensor:
+        return (senders + self.lin(edge_attr)).relu()
 
     def sums(self, x: Tensor, edge_attr: Tensor, edges: Edges) -> Tensor:
-        """Of the messages that each node gets, [nodes, dim]."""
         return MessageSum.apply(x, edge_attr, self.lin.weight, self.lin.bias, edges)
 
 
-class GINWithEdges(GINEConv):
+class LinearGINE(GINE):
     """Messages x + lin(edge_attr), without a ReLU: a linear layer of a sum of features."""
+
+    def messages(self, senders: Tensor, edge_attr: Tensor) -> Tensor:
+        return senders + self.lin(edge_attr)
 
     def sums(self, x: Tensor, edge_attr: Tensor, edges: Edges) -> Tensor:
         incoming = edges.incoming
@@ -190,19 +220,50 @@ class GINWithEdges(GINEConv):
         return NeighborSum.apply(x, edges) + nn.functional.linear(attr, self.lin.weight) + biases
 
 
-FASTER = {"GINConv": GINConv, "GINEConv": GINEConv, "GINWithEdges": GINWithEdges}
+def accelerate(agent: nn.Module) -> None:
+    """Puts a faster layer in the place of each GIN and GINE of PyG, wherever it is in the agent.
+    Parameters stay the same objects, which an optimizer may have already, and so do their names in
+    the state_dict."""
+    faster = {}  # a layer -> the one in its place; the agent may have it at several places
+    for path, module in list(agent.named_modules(remove_duplicate=False)):
+        if module not in faster:
+            kind = faster_kind(module)
+            faster[module] = kind(module) if kind else None
+        if path and faster[module]:
+            agent.set_submodule(path, faster[module])
 
 
-def accelerate(conv: nn.Module) -> None:
-    """Makes a layer faster that the scripts' make_conv made; what it is stays the same. One with
-    other options, which a user may have written there, is left as it is."""
-    kind = type(conv)
-    is_known = kind in (pyg.GINConv, pyg.GINEConv) or pyg.GINEConv in kind.__bases__
-    is_faster = isinstance(conv, GINEConv)  # already
-    if not is_known or is_faster or kind.__name__ not in FASTER:
-        return
-    if getattr(conv, "lin", conv) is None:
-        return
-    has_eps = conv.initial_eps != 0 or isinstance(conv.eps, nn.Parameter)
-    if conv.aggr in ("sum", "add") and conv.flow == "source_to_target" and not has_eps:
-        conv.__class__ = type(kind.__name__, (FASTER[kind.__name__], kind), {})
+def faster_kind(conv: nn.Module) -> type[Layer] | None:
+    """The class that computes what a layer computes, None if there is none: for other options, and
+    for classes of a user, which may compute anything."""
+    if not isinstance(conv, (pyg.GINConv, pyg.GINEConv)):
+        return None
+    has_hooks = conv._forward_hooks or conv._forward_pre_hooks or conv._backward_hooks
+    has_eps = isinstance(conv.eps, nn.Parameter) or conv.eps.any()
+    is_sum = conv.aggr in ("sum", "add") and conv.flow == "source_to_target"
+    if has_hooks or has_eps or not is_sum:
+        return None
+    if type(conv) is pyg.GINConv:
+        return GIN
+    if getattr(conv, "lin", None) is None:
+        return None
+    if type(conv) is pyg.GINEConv:
+        return GINE
+    return LinearGINE if is_linear(conv) else None
+
+
+def is_linear(conv: nn.Module) -> bool:
+    """Whether it is a GINEConv whose messages alone are others: the embedding of the source plus
+    lin(edge_attr), as those of the scripts' --gnn gin are."""
+    for name in ("forward", "aggregate", "update", "message_and_aggregate", "__call__"):
+        if getattr(type(conv), name) is not getattr(pyg.GINEConv, name, None):
+            return False
+    weight = conv.lin.weight
+    senders = torch.linspace(-2, 2, 5 * len(weight)).reshape(5, -1).to(weight)
+    edge_attr = torch.linspace(-3, 2, 5 * weight.shape[1]).reshape(5, -1).to(weight)
+    with torch.no_grad():
+        try:
+            messages = conv.message(senders, edge_attr)
+        except Exception:  # of many kinds: they take something else
+            return False
+        return torch.equal(messages, senders + conv.lin(edge_attr))

@@ -11,7 +11,7 @@ not given: from this package, or from wherever Python finds modules.
 """
 
 import os
-import sys
+import threading
 from collections.abc import Iterable
 from dataclasses import fields, replace
 from functools import partial
@@ -27,8 +27,16 @@ from cleanrl_graph.envs import fitting
 from cleanrl_graph.envs.masks import CanonicalMasks
 from cleanrl_graph.services import checkpoint, import_first
 from cleanrl_graph.services.arguments import args_of
-from cleanrl_graph.services.check import MOST, Checked, UsageError, checked, close, make_env
-from cleanrl_graph.services.process import patched
+from cleanrl_graph.services.check import (
+    LATEST,
+    MOST,
+    UsageError,
+    checked,
+    close,
+    make_env,
+    one_kind,
+)
+from cleanrl_graph.services.process import accelerate
 
 OTHERS = ("norm_obs", "aux")  # flags beside those of the network that make it, too
 FREE = {"memory_length", "bf16", "env_kwargs", "wrap"}  # may differ from the file's
@@ -101,13 +109,15 @@ def load_policy(
     args = args_of(script, **saved["args"])
     if torch.device(device).type == "cpu" and hasattr(args, "bf16"):  # it is for CUDA
         args.bf16 = False
-    policy = Policy(script, args, env, num_envs, greedy, torch.device(device))
+    with one_kind(script):
+        policy = Policy(script, args, env, num_envs, greedy, torch.device(device))
     if not policy.has_value:  # the critic saw more and is left out: the policy's stays as it is
         theirs = [pair for pair in saved["model"].items() if not pair[0].startswith("critic")]
         ours = [pair for pair in policy.agent.state_dict().items() if pair[0].startswith("critic")]
         saved["model"] = dict(theirs + ours)
     spaces = f"the observation space {policy.observation_space}, the action space "
     load_weights(policy.agent, saved, f"{path}: {spaces}{policy.envs.action_space}")
+    accelerate(policy.agent)
     policy.path = path
     return policy
 
@@ -157,27 +167,17 @@ def network_flags(args: Any) -> list[str]:
     return names[first:last] + [name for name in OTHERS if name in names]
 
 
-def given_flags(args: Any) -> set[str]:
-    """The names of the flags on the command line, and of those whose value is not the default."""
-    given = set()
-    for word in sys.argv[1:]:
-        if word.startswith("--"):
-            name = word.partition("=")[0].lstrip("-").replace("-", "_")
-            given.add(name.removeprefix("no_"))
-    defaults = vars(type(args)())
-    return given | {name for name, value in vars(args).items() if value != defaults[name]}
-
-
 def about_file(args: Any, saved: dict) -> str:
     """What begins a line about the file of --load-model, which has the flags `saved`."""
     other = f" was trained on {saved['env_id']}, not {args.env_id}"
     return f"--load-model {args.load_model}{other * (saved['env_id'] != args.env_id)}"
 
 
-def take_flags(args: Any) -> None:
+def take_flags(args: Any, given: Iterable[str] = ()) -> None:
     """--load-model: the flags of network and memory become those of the file, and so do
-    environment, its kwargs and wrappers, unless they are given. Prints which, and which others of
-    the file differ. UsageError for a flag that is given and makes another network."""
+    environment, its kwargs and wrappers. Those that are `given`, or have a value that is not the
+    default, stay. Prints which are taken, and which others of the file differ. UsageError for a
+    flag that stays and makes another network."""
     try:
         # An environment may change the current folder
         args.load_model = model_file(os.path.abspath(args.load_model))
@@ -186,7 +186,8 @@ def take_flags(args: Any) -> None:
         raise UsageError(f"--load-model {error.filename}: {error.strerror}") from None
     except ValueError as error:
         raise UsageError(f"--load-model {error}") from None
-    given = given_flags(args)
+    defaults = vars(type(args)())
+    given = {*given, *(name for name, value in vars(args).items() if value != defaults[name])}
     names = network_flags(args)
     if "env_id" not in given or args.env_id == saved.get("env_id"):
         names += ["env_id", "env_kwargs", "wrap"]
@@ -222,7 +223,10 @@ class Policy:
 
     With `num_envs` observations and actions are lists, one entry per environment, rewards
     [num_envs], and `starts` names the environments in which an episode begins: bool [num_envs].
-    Without memory there may be fewer of them. `path` is the file that it was loaded from."""
+    Without memory there may be fewer of them. `path` is the file that it was loaded from.
+
+    Threads can share a policy without memory: one waits for the other. With a memory each needs a
+    copy.deepcopy of its own, with episodes of its own."""
 
     path = ""
 
@@ -243,6 +247,7 @@ class Policy:
         self.args = args
         self.num_envs = num_envs
         self.greedy = greedy
+        self.lock = Lock()
         self.num_steps = 0
         most = 0
         if env is None:
@@ -265,10 +270,9 @@ class Policy:
             parts[:] = [
                 part._replace(n=max(part.n, most)) if part.group else part for part in parts
             ]
-        with patched(script):
-            agent = script.Agent(self.envs.leaves, env.action_space, args)
-        self.agent = agent.to(device).eval()
+        self.agent = script.Agent(self.envs.leaves, env.action_space, args).to(device).eval()
         self.memory = script.Memory(self.agent, self.envs.leaves, size, args)
+        self.has_memory = hasattr(self.memory, "state")
         self.reset()
 
     def __repr__(self) -> str:
@@ -289,12 +293,23 @@ class Policy:
     def __call__(
         self, observation: Any, reward: Any = 0.0, starts: bool | Iterable[bool] = False
     ) -> Any:
+        if not self.lock.acquire(blocking=not self.has_memory):
+            raise UsageError(
+                "another thread is within a call of this policy, whose memory is of one episode "
+                "in each environment: give each thread its own, copy.deepcopy(policy)"
+            )
+        try:
+            return self.act(observation, reward, starts)
+        finally:
+            self.lock.release()
+
+    def act(self, observation: Any, reward: Any, starts: bool | Iterable[bool]) -> Any:
         observations = [observation] if self.num_envs is None else observation
         size = len(self.envs.envs)
         is_list = type(observations) in (list, tuple, np.ndarray)
         is_one = getattr(observations, "shape", 0) == self.observation_space.shape
         N = len(observations) if is_list and not is_one else 0
-        if not 0 < N <= size or (N < size and hasattr(self.memory, "state")):
+        if not 0 < N <= size or (N < size and self.has_memory):
             raise UsageError(f"num_envs={size}: give a list of {size} observations")
         if self.num_steps % self.args.num_steps == 0:
             self.memory.begin()
@@ -302,7 +317,7 @@ class Policy:
         rows = []
         for env, obs in zip(self.envs.envs, observations):
             env.num_steps = self.num_steps
-            Checked.latest = env
+            LATEST.env = env
             rows.append(self.envs.read(self.masks.observation(self.env.observation(obs))))
         flat = self.envs.collate(rows)
         begins = np.full(N, starts, bool) | self.begins
@@ -313,6 +328,18 @@ class Policy:
         actions = self.agent.head.env_actions(action, flat.counts)
         actions = list(map(self.env.action, actions))
         return actions[0] if self.num_envs is None else actions
+
+
+class Lock:
+    """A threading.Lock; a copy of what has it, or a pickle, gets a new one."""
+
+    def __init__(self):
+        lock = threading.Lock()
+        self.acquire = lock.acquire
+        self.release = lock.release
+
+    def __reduce__(self) -> tuple:
+        return Lock, ()
 
 
 class Spaces(gym.Env):

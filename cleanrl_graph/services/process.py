@@ -9,11 +9,11 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from functools import cache, partial
-from types import ModuleType
+from functools import cache
 from typing import Any
 
-from cleanrl_graph.services.check import UsageError
+import torch
+from tqdm import tqdm
 
 M_TRIM_THRESHOLD = -1  # numbers of mallopt's parameters in glibc's malloc.h
 M_MMAP_THRESHOLD = -3
@@ -62,29 +62,16 @@ class Log:
         """The line is out."""
 
 
-def bar(kind: type, **kwargs) -> Any:
-    """A bar of a `kind` such as tqdm, or lines of a Log; none where there is nothing to do."""
+def bar(**kwargs) -> tqdm:
+    """tqdm's, where there is no terminal in lines of a Log; none where there is nothing to do."""
     if not sys.stderr.isatty():
         kwargs["file"] = Log()
-    return kind(disable=kwargs["total"] == 0, **kwargs)
+    return tqdm(disable=kwargs["total"] == 0, **kwargs)
 
 
-@contextlib.contextmanager
-def patched(script: ModuleType) -> Iterator[None]:
-    """Meanwhile the script's make_conv makes faster layers, where there are any, its tqdm is `bar`,
-    and its UsageError is that of the services: it catches theirs, too."""
-    before = {name: vars(script).get(name) for name in ("make_conv", "UsageError", "tqdm")}
+def accelerate(agent: torch.nn.Module) -> None:
+    """Puts faster layers in the place of those of PyG; parameters and results stay the same."""
+    if "torch_geometric" in sys.modules:  # else there are none: importing it takes two seconds
+        from cleanrl_graph.services import layers
 
-    def make_faster(*args) -> Any:
-        conv = before["make_conv"](*args)
-        from cleanrl_graph.services import layers  # imports PyG: two seconds, for graphs only
-
-        layers.accelerate(conv)
-        return conv
-
-    own = {"make_conv": make_faster, "tqdm": partial(bar, before["tqdm"])}
-    vars(script).update(own, UsageError=UsageError)
-    try:
-        yield
-    finally:
-        vars(script).update(before)
+        layers.accelerate(agent)

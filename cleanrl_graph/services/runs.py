@@ -20,12 +20,13 @@ from typing import Any, TextIO
 import torch
 import torch.distributed as dist
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tqdm import tqdm
 
 from cleanrl_graph.envs.fitting import say
 from cleanrl_graph.services import checkpoint, policy, summary
 from cleanrl_graph.services.check import UsageError, entries
 from cleanrl_graph.services.checkpoint import all_ranks, broadcast, rank, world_size
-from cleanrl_graph.services.process import whole
+from cleanrl_graph.services.process import accelerate, bar, whole
 
 EPISODES = ("step", "seconds", "return", "length", "group", "task")  # columns of episodes.csv
 LEFT = set(".pt .md .csv .gif .json .ckpt".split())  # endings of what a run leaves for people
@@ -39,6 +40,21 @@ def run_name(args: Any) -> str:
         variant = json.dumps([args.env_kwargs, args.wrap])
         name += "-" + hashlib.sha1(variant.encode()).hexdigest()[:6]
     return f"{name}__{args.exp_name}__{args.seed}__"
+
+
+def new_folder(args: Any) -> str:
+    """A folder that no other run has, not even one that began in the same millisecond."""
+    number = int(1000 * time.time())
+    while True:
+        folder = Path(args.run_dir, f"{run_name(args)}{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+            continue
+        except OSError:  # which `checkpoint.Folder` says
+            pass
+        return str(folder)
 
 
 @contextlib.contextmanager
@@ -105,22 +121,24 @@ class Services:
         self.flags = dict(vars(args))  # as they were given
         self.stack = stack
         self.saved = None
-        folder = os.path.join(args.run_dir, f"{run_name(args)}{int(1000 * time.time())}")
-        if rank() == 0 and args.resume:
-            folder, self.saved = checkpoint.find(args, self.name, run_name(args)) or (folder, None)
+        folder = None
+        if rank() == 0:
+            found = args.resume and checkpoint.find(args, self.name, run_name(args))
+            folder, self.saved = found or (new_folder(args), None)
         folder, self.saved, args.num_envs = broadcast((folder, self.saved, args.num_envs))
         self.folder = Path(folder).absolute()  # an environment may change the current one
         if rank() == 0:
             self.locked_folder = stack.enter_context(checkpoint.Folder(str(self.folder)))
         self.steps = args.num_envs * args.num_steps * world_size()  # of all ranks, per update
-        self.global_step = self.saved["global_step"] if self.saved else 0
+        self.begins_at = self.global_step = self.saved["global_step"] if self.saved else 0
         # --num-steps may be another now: these steps are no whole updates
         self.first, self.offset = divmod(self.global_step, self.steps)
         self.signals = stack.enter_context(noted_signals())
         self.saved_at = time.monotonic()
 
     def begin(self, agent: torch.nn.Module, optimizer, memory, envs, rng) -> tuple:
-        """The Step to begin with. Loads --load-model's weights, or what a checkpoint holds."""
+        """The Step to begin with. Loads --load-model's weights, or what a checkpoint holds, and
+        puts faster layers into the agent."""
         args = self.args
         self.trained = (agent, optimizer, memory, envs, rng)
         if args.load_model:
@@ -138,15 +156,14 @@ class Services:
             self.say_rate()
         for line in summary.lines(self.script, args, agent, self.trained[3]):
             say(line)
-        num_steps = args.num_iterations * self.steps + self.offset
-        if args.total_timesteps > max(num_steps, self.global_step):
+        num_steps = self.num_steps()
+        if args.total_timesteps > num_steps:
             of = f"{args.num_iterations:,} updates of {self.steps:,} steps"
             say(f"training: {of}: {num_steps:,} of the {args.total_timesteps:,} steps")
         step = super().begin(agent, optimizer, memory, envs, rng)
+        accelerate(agent)
         if rank() == 0:
             self.stack.callback(self.close)
-            self.bar.initial = self.bar.n = self.global_step
-            self.bar.total = max(num_steps, self.global_step)
             if self.saved:  # what was logged after the checkpoint does not count
                 start = SessionLog(status=SessionLog.START)
                 event = Event(step=self.global_step + 1, session_log=start)
@@ -156,6 +173,14 @@ class Services:
             self.episodes, self.seconds = open_episodes(path, self.global_step)
             self.stack.callback(self.episodes.close)
         return step
+
+    def num_steps(self) -> int:
+        """The steps at the end of the training, whole updates."""
+        return max(self.args.num_iterations * self.steps + self.offset, self.global_step)
+
+    def make_bar(self) -> tqdm:
+        """From the steps made before to those of the last update; lines in a file."""
+        return bar(initial=self.global_step, total=self.num_steps(), unit_scale=True)
 
     def note_flags(self) -> None:
         """The flags as they were given in args.json, and all of them in the log."""
@@ -191,21 +216,27 @@ class Services:
             save_code=True,
         )
 
-    def log(self, global_step: int, scalars: dict, episodes: list) -> None:
-        """As the script's, with the groups of episodes and the sizes of observations. UsageError
-        for a loss that is not finite."""
+    def end_update(self, global_step: int, step: tuple, scalars: dict, episodes: list) -> None:
+        """As the script's, with the groups of episodes and the sizes of observations; then a
+        checkpoint where one is due. UsageError for a loss that is not finite, SystemExit if a rank
+        got a signal."""
+        iteration = global_step // self.steps
         for name, value in scalars.items():
             if not math.isfinite(value):
                 raise UsageError(
-                    f"update {global_step // self.steps}: {name} is {value}; rewards and "
-                    "observations are finite, so look at their size, the network and "
-                    "--learning-rate"
+                    f"update {iteration}: {name} is {value}; rewards and observations are finite, "
+                    "so look at their size, the network and --learning-rate"
                 )
         self.warn(scalars["debug/collection_mismatch"])
         self.global_step = global_step + self.offset
-        episodes = [(step + self.offset, i, info) for step, i, info in episodes]
+        episodes = [(at + self.offset, i, info) for at, i, info in episodes]
         _, _, memory, _, _ = self.trained
-        super().log(self.global_step, scalars | sizes(memory.storage), episodes)
+        super().end_update(self.global_step, step, scalars | sizes(memory.storage), episodes)
+        self.note_episodes(episodes)
+        self.save_if_due(iteration, step)
+
+    def note_episodes(self, episodes: list) -> None:
+        """Writes the episodes of all ranks to episodes.csv, and their groups to the log."""
         num_tasks = len(entries(self.args))
         rows = []
         for step, i, info in episodes:
@@ -244,7 +275,7 @@ class Services:
             "collection_mismatch",
         )
 
-    def end_update(self, iteration: int, step: tuple) -> None:
+    def save_if_due(self, iteration: int, step: tuple) -> None:
         """Writes a checkpoint where one is due, by rank 0's clock. SystemExit if a rank got a
         signal."""
         args = self.args
@@ -273,10 +304,9 @@ class Services:
     def tell(self) -> None:
         """The last lines: what lies where, and how the agent plays."""
         num_rows = len((self.folder / "episodes.csv").read_text().splitlines()) - 1
-        if num_rows == 0 and self.bar.n > self.bar.initial:
-            print(
-                f"no episode has ended in {self.args.num_steps * self.bar.n // self.steps:,} steps"
-            )
+        if num_rows == 0 and self.global_step > self.begins_at:
+            num_steps = self.args.num_steps * self.global_step // self.steps
+            print(f"no episode has ended in {num_steps:,} steps")
         names = sorted(path.name for path in self.folder.iterdir() if path.suffix in LEFT)
         print(f"in {self.folder}: {', '.join(names)}, TensorBoard's log")
         path = self.folder / "model.pt"

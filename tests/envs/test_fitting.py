@@ -25,7 +25,7 @@ TEXTS = ["go to the red ball", "", "Go to the RED ball, now!", "the ball red to 
 
 @pytest.fixture(autouse=True)
 def said(monkeypatch):
-    monkeypatch.setattr(fitting, "SAID", set())
+    monkeypatch.setattr(fitting.SAID, "lines", set())
 
 
 class Mission(gym.Env):

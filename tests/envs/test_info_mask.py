@@ -354,7 +354,7 @@ def test_masks_under_other_names(kwargs, note, workers, tmp_path, capfd):
 
 def services_envs(kwargs, workers=0):
     """Three of Elsewhere, as a run makes them."""
-    fitting.SAID.clear()
+    fitting.SAID.lines.clear()
     args = small_args(env_id="Elsewhere-v0", env_kwargs=kwargs, num_workers=workers)
     return command.envs_of(ppo_graph, args)
 

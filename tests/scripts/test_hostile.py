@@ -73,7 +73,7 @@ def walk(each, num_workers):
 @pytest.fixture
 def notes(tmp_path, monkeypatch):
     monkeypatch.setattr(hostile, "FOLDER", str(tmp_path))
-    monkeypatch.setattr(fitting, "SAID", set())
+    monkeypatch.setattr(fitting.SAID, "lines", set())
 
 
 @pytest.mark.parametrize(
@@ -354,7 +354,7 @@ def test_ids_of_modules(tmp_path, monkeypatch, notes):
         (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     run(tmp_path / "runs", env_id="shy_module:Shy-v0")
-    assert "called shy_module.register_envs(), which registers ids" in fitting.SAID
+    assert "called shy_module.register_envs(), which registers ids" in fitting.SAID.lines
     packages = {"minigrid": ["Minigrid"], "ale_py": ["ale-py"], "mo_gymnasium": ["mo-gymnasium"]}
     packages |= {"grids": ["grids"]}
     monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: packages)

@@ -159,7 +159,7 @@ def test_flags_that_shape_the_training(tmp_path, capsys):
     assert f"--resume {folder} to go on with these" in text
     assert find(replace(args, total_timesteps=200), "run") is not None
     assert capsys.readouterr().err == "--resume: --total-timesteps 200, it was 100\n"
-    fitting.SAID.clear()  # as another run does
+    fitting.SAID.lines.clear()  # as another run does
     assert find(replace(changed, resume=folder), "run") is not None
     written = capsys.readouterr().err
     for line in (*lines, "total-timesteps 200, it was 100"):
@@ -290,7 +290,7 @@ def test_marks(tmp_path):
 @pytest.fixture(autouse=True)
 def nothing_said(monkeypatch):
     monkeypatch.setattr(checkpoint, "inexact", set())
-    monkeypatch.setattr(fitting, "SAID", set())
+    monkeypatch.setattr(fitting.SAID, "lines", set())
 
 
 class DrawsWhenLoaded(walks.OwnGenerators):

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -34,8 +35,9 @@ class Trial:
 
 
 class Study:
-    def optimize(self, objective, n_trials):
-        self.values = [objective(Trial()) for _ in range(n_trials)]
+    def optimize(self, objective, n_trials, n_jobs):
+        with ThreadPoolExecutor(n_jobs) as pool:
+            self.values = list(pool.map(objective, [Trial() for _ in range(n_trials)]))
 
 
 @pytest.mark.parametrize("program", fences("python"), ids=["loop", "optuna"])
@@ -45,7 +47,6 @@ def test_programs(program, tmp_path, monkeypatch):
     optuna = types.SimpleNamespace(create_study=lambda direction: study)
     monkeypatch.setitem(sys.modules, "optuna", optuna)
     monkeypatch.chdir(tmp_path)
-    assert len(program.strip().splitlines()) <= 13
     small = program.replace("30_000", "512").replace("n_trials=20", "n_trials=2")
     assert small != program
     exec(small, {})
@@ -111,7 +112,6 @@ def stand_in(path, text):
 def test_script_for_slurm(tmp_path):
     """Two agents of torchrun on this machine, then a second job with one."""
     (script,) = [text for text in fences("bash") if "#SBATCH" in text]
-    assert len(script.strip().splitlines()) <= 13
     root = Path(services.__file__).parents[2]
     script = script.replace("--nproc-per-node 4", "--nproc-per-node 1 --local-addr localhost")
     script = script.replace("--env-id mine:Mine-v0", SMALL)

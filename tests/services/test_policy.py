@@ -12,11 +12,11 @@ import pytest
 import shared_blocks
 import torch
 from gymnasium import spaces
-from helpers import run, run_folder, small_args
+from helpers import command, run, run_folder, small_args
 
 from cleanrl_graph import ppo_graph, services
 from cleanrl_graph.services import checkpoint
-from cleanrl_graph.services.arguments import args_of
+from cleanrl_graph.services.arguments import args_of, given_in
 from cleanrl_graph.services.policy import load_policy, model_file, take_flags
 
 FOLDER = Path(ppo_graph.__file__).parent
@@ -287,7 +287,7 @@ NETWORK = {
 
 
 @pytest.mark.parametrize("name", NETWORK)
-def test_evaluation_alone_takes_the_flags_of_the_file(tmp_path, monkeypatch, capsys, name):
+def test_evaluation_alone_takes_the_flags_of_the_file(tmp_path, capsys, name):
     """Only --load-model: the same network, memory and environment play the same episodes; others of
     its kwargs may be given."""
     script, flags = importlib.import_module(f"cleanrl_graph.{name}"), NETWORK[name]
@@ -295,7 +295,6 @@ def test_evaluation_alone_takes_the_flags_of_the_file(tmp_path, monkeypatch, cap
     first = run(tmp_path / "a", script, save_model=True, eval_episodes=2, **env, **flags)
     more = dict(total_timesteps=0, eval_episodes=2, cuda=False, save_model=True)
     alone = args_of(script, **more, load_model=str(first.folder / "model.pt"))
-    monkeypatch.setattr(sys, "argv", ["ppo.py", "--load-model=model.pt"])
     played = lambda folder, **more: services.run(script, alone, run_dir=str(folder), **more)
     flags_of = lambda folder: json.loads((run_folder(folder) / "args.json").read_text())
     assert played(tmp_path / "b") == first.rows
@@ -315,12 +314,13 @@ def test_flags_that_make_another_network(tmp_path, monkeypatch, capsys):
     named. What does not change the weights is free, and so is everything about the training."""
     path = tmp_path / "model.pt"
     saved(path, "ppo_gtrxl", env_kwargs=NAMED, gnn_dim=8)
-    monkeypatch.setattr(sys, "argv", ["ppo.py"])
+    # Words of another program, as an Optuna study's, are none of its business
+    monkeypatch.setattr(sys, "argv", ["study.py", "--gnn-dim", "64", "--env-id", "Any-v0"])
     script = importlib.import_module("cleanrl_graph.ppo_gtrxl")
 
-    def taken(**flags):
+    def taken(*words, **flags):
         args = args_of(script, load_model=str(path), **flags)
-        take_flags(args)
+        take_flags(args, given_in(words))
         return [args.memory_length, args.gnn_dim, args.env_id, args.env_kwargs]
 
     words = "model.pt: the file is of another network: --gnn-dim 16, it has 8; --dim 32"
@@ -330,14 +330,16 @@ def test_flags_that_make_another_network(tmp_path, monkeypatch, capsys):
     line = "model.pt was trained on Random-v0, not CartPole-v1: taken from the file: "
     assert line in capsys.readouterr().err
     assert found == [7, 8, "CartPole-v1", {}] and taken() == [64, 8, "Random-v0", NAMED]
-    monkeypatch.setattr(sys, "argv", ["ppo.py", "--exp-name", "gnn_dim"])  # a value is no flag
-    taken()
+    taken("--exp-name", "gnn_dim")  # a value is no flag
     for flag in ("--gnn-dim=64", "--gnn_dim", "--no-prev-reward"):  # as the defaults are
-        monkeypatch.setattr(sys, "argv", ["ppo.py", flag])
         words = flag.partition("=")[0].replace("_", "-").replace("no-", "")
         with pytest.raises(ValueError, match=words):
-            taken()
-    monkeypatch.setattr(sys, "argv", ["ppo.py"])
+            taken(flag)
+    with pytest.raises(ValueError, match="--gnn-dim 64, it has 8"):  # of a program, too
+        services.run(script, script.Args(cuda=False), load_model=str(path), gnn_dim=64)
+    command_flags = ["--load-model", path, "--gnn-dim", "64", "--no-cuda", "--total-timesteps", 0]
+    code, _, err = command(*command_flags, script=script, cwd=tmp_path)
+    assert code == 1 and "--gnn-dim 64, it has 8" in err
     words = (
         "--load-model .*/model.pt was trained on Random-v0, not CartPole-v1: start ppo_gtrxl.py to "
     )

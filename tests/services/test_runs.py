@@ -12,13 +12,24 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from helpers import ListEnv, SmallEnv, run, run_folder, small_args, train_events, vector
+from helpers import (
+    ListEnv,
+    SmallEnv,
+    graph_space,
+    make_envs,
+    run,
+    run_folder,
+    sample,
+    small_args,
+    train_events,
+    vector,
+)
 from helpers import command as command_line
 from processes import begun_earlier, newest, train
-from tqdm import tqdm
+from torch_geometric import nn as pyg
 
-from cleanrl_graph import ppo_graph, services
-from cleanrl_graph.services import checkpoint, command, process
+from cleanrl_graph import load_policy, ppo_graph, services
+from cleanrl_graph.services import check, checkpoint, command, layers, process
 from cleanrl_graph.services.arguments import args_of
 
 
@@ -99,14 +110,82 @@ def test_episodes_that_wrappers_end(workers, tmp_path):
 
 
 def test_scripts_that_services_cannot_call():
-    with pytest.raises(SystemExit, match="is for services of version 2, these have version 1"):
-        services.main(ppo_graph, 2)
+    with pytest.raises(SystemExit, match="is for services of version 1, these have version 2"):
+        services.main(ppo_graph, 1)
     for name in command.NAMES:
-        script = types.ModuleType("my_script")
-        vars(script).update(vars(ppo_graph))
+        script = copy_of(ppo_graph)
         delattr(script, name)
         with pytest.raises(SystemExit, match=f"it lacks {name}"):
             services.main(script, command.VERSION)
+
+
+def copy_of(script):
+    """Another module with the same contents."""
+    copy = types.ModuleType("my_script")
+    vars(copy).update(vars(script))
+    return copy
+
+
+@pytest.mark.parametrize("name", ["first", "place"])
+def test_names_that_services_need_in_envs(name, tmp_path):
+    """An Envs of a copy that has one of them is refused; CONTRIBUTING.md lists them."""
+    script = copy_of(ppo_graph)
+
+    class Envs(ppo_graph.Envs):
+        def __init__(self, makers):
+            super().__init__(makers)
+            self.first = [env.reset() for env in self.envs]
+
+    script.Envs = Envs if name == "first" else type("Envs", (ppo_graph.Envs,), {name: "here"})
+    args = small_args(script, run_dir=str(tmp_path), env_id="Steps-v0")
+    with pytest.raises(check.UsageError, match=f"Envs has {name}, which services need"):
+        services.run(script, args)
+    make = lambda: gym.make("Steps-v0")
+    theirs = vars(ppo_graph.Envs([make])).keys() | {"reset", "step", "read", "collate", "close"}
+    envs = make_envs([make])
+    envs.reset(1)
+    names = {*vars(envs), *vars(type(envs)), *vars(check.Checks)}
+    ours = {each for each in names if not each.startswith("__")}
+    assert ours - theirs - {"rows"} == check.OWN
+
+
+watched = []
+
+
+class Watched(SmallEnv):
+    """A graph; notes at each step what the script's module and PyG's classes are."""
+
+    observation_space, action_space = graph_space(vector(2)), spaces.Discrete(2)
+    length, terminates = 7, True
+
+    def observe(self):
+        return sample(self.observation_space, self.np_random, lambda rng: 4)
+
+    def reward(self, action):
+        watched.append(contents())
+        return 1.0
+
+
+gym.register("Watched-v0", Watched)
+
+
+def contents():
+    """What the script and the classes of its layers hold."""
+    return [dict(vars(each)) for each in (ppo_graph, ppo_graph.Agent, pyg.GINEConv, pyg.GINConv)]
+
+
+def test_what_is_read_is_what_runs(tmp_path):
+    """While a run trains and is evaluated nothing in the script or in PyG is another than before;
+    the agent has the faster layers all the same."""
+    pyg.GINEConv(torch.nn.Linear(2, 2))  # the first one completes the class
+    before = contents()
+    args = small_args(run_dir=str(tmp_path), env_id="Watched-v0", eval_episodes=1)
+    watched.clear()
+    services.run(ppo_graph, args, save_model=True)
+    assert len(watched) > 40 and all(found == before for found in watched)
+    policy = load_policy(tmp_path)
+    kinds = [type(conv) for conv in policy.agent.encoder.nets[ppo_graph.key("obs.nodes")].convs]
+    assert kinds == [layers.GINE] * small_args().gnn_layers
 
 
 def test_flags_are_one_object():
@@ -282,7 +361,7 @@ def test_bar(monkeypatch):
     out, now = io.StringIO(), [100.0]
     monkeypatch.setattr("sys.stderr", out)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    bar = process.bar(tqdm, total=1000, position=0)  # whatever bars are left open
+    bar = process.bar(total=1000, position=0)  # whatever bars are left open
     for k in range(100):
         now[0] += 1
         bar.update(10)
@@ -292,6 +371,6 @@ def test_bar(monkeypatch):
     assert "\r" not in out.getvalue() and len(lines) == 12 and "ret=99" in lines[-1]
     assert lines[0].startswith("0%|") and "100%|" in lines[-1]
     out.isatty = lambda: True
-    with process.bar(tqdm, total=2) as bar:
+    with process.bar(total=2) as bar:
         bar.update()
     assert out.getvalue().count("\r") >= 2

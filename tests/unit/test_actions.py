@@ -262,7 +262,7 @@ def test_a_mask_that_allows_nothing(space, mask, kind, taken, capsys):
     """It counts as one that allows everything, with finite figures; the checks say so, once."""
     obs = {"g": GOOD, "action_mask": np.array(mask, np.int8)}
     good = obs | {"action_mask": np.ones_like(obs["action_mask"])}
-    fitting.SAID.clear()
+    fitting.SAID.lines.clear()
     observation = Dict(g=G, action_mask=kind)
     observations = (good, obs, good, obs)
     found = make_envs([lambda o=o: ListEnv(observation, [o] * 4, space) for o in observations])
@@ -314,9 +314,38 @@ def test_box_actions_are_scaled(bounds, dtype, capsys):
     assert all(action in space for action in actions)
     np.testing.assert_allclose(np.concatenate(actions), BOUNDS[bounds], atol=1e-9)
     assert np.array_equal(np.stack(actions), rows)
-    fitting.SAID.clear()
+    fitting.SAID.lines.clear()
     make_envs([lambda: ListEnv(vector(1), [], space)])
     assert capsys.readouterr().err == ""
+
+
+INTEGERS = {  # of an integer Box without services: what the policy's -1, 0.3 and 1 play
+    (-3, 3, np.int64): [-3, 1, 3],
+    (-3, 3, np.int8): [-3, 1, 3],
+    (0, 255, np.uint8): [0, 166, 255],
+    (7, 7, np.int32): [7, 7, 7],
+    (0, 2**63 - 1, np.int64): [0, round(0.65 * 2**63), 2**63 - 1],
+    (-(2**63), 2**63 - 1, np.int64): [-(2**63), round(0.3 * 2**63), 2**63 - 1],
+    (0, 2**64 - 1, np.uint64): [0, round(0.65 * 2**64), 2**64 - 1],
+    (2**53 + 1, 2**53 + 3, np.int64): [2**53 + 1, 2**53 + 2, 2**53 + 3],
+}
+
+
+@pytest.mark.parametrize("bounds", INTEGERS, ids=str)
+def test_integers_are_rounded_and_clipped(bounds):
+    """The integer next to what the policy says; bounds that are no floats are played, too, and so
+    they are beyond them."""
+    space = Box(*bounds[:2], (1,), bounds[2])
+    numbers = np.array([[-1], [0.3], [1], [-1e30], [1e30]])
+    with np.errstate(all="raise"):
+        actions = ppo_graph.to_env_actions(space, {"": numbers}, {})
+    found = [action.item() for action in actions]
+    assert all(action in space for action in actions)
+    assert found[:1] + found[2:3] == INTEGERS[bounds][::2] == found[3:]
+    # a float64 has 53 bits
+    assert abs(found[1] - INTEGERS[bounds][1]) <= 2 ** (int(bounds[1]).bit_length() - 52)
+    for number, element in zip((-1e30, 1e30), INTEGERS[bounds][::2]):
+        assert fitting.nearest(space, np.array([number])).tolist() == [element]
 
 
 def test_each_bound_is_its_own():

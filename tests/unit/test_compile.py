@@ -195,6 +195,45 @@ def test_run_as_ppo_graph(name, tmp_path, monkeypatch):
     assert logged(two, "charts/spare_rows")[-1] < 0.15
 
 
+class Masked(SmallEnv):
+    """Each of up to 40 robots chooses one of up to 30 tasks by a mask of all pairs, which allows
+    one: that with its number, modulo the number of tasks."""
+
+    observation_space = spaces.Dict(
+        robots=spaces.Sequence(vector(2), stack=True),
+        tasks=spaces.Sequence(vector(3), stack=True),
+        action_mask=spaces.Sequence(spaces.Box(0, 1, (), np.int8), stack=True),
+    )
+    action_space = spaces.Dict(robots=spaces.Sequence(spaces.Dict(tasks=spaces.Discrete(30))))
+    sizes = ((4, 4), (40, 30), (0, 1), (1, 2), (17, 3))
+    length, terminates = len(sizes), True
+
+    def observe(self):
+        num, self.options = self.sizes[self.t % self.length]
+        mask = np.eye(self.options, dtype=np.int8)[np.arange(num) % self.options]
+        robots, tasks = np.ones((num, 2), np.float32), np.ones((self.options, 3), np.float32)
+        return {"robots": robots, "tasks": tasks, "action_mask": mask.ravel()}
+
+    def reward(self, action):
+        chosen = [robot["tasks"] for robot in action["robots"]]
+        assert chosen == [k % self.options for k in range(len(chosen))]
+        return 1.0
+
+
+gym.register("Masked-v0", entry_point=Masked)
+
+
+@pytest.mark.parametrize("env_id", ["Masked-v0", "envs:Assign-v0"])
+def test_rows_that_choose_by_a_mask(env_id, tmp_path, monkeypatch):
+    """Spare rows that act have spare entries of the mask for each spare option."""
+    greedy(monkeypatch)
+    flags = dict(env_id=env_id, num_steps=10, total_timesteps=60, save_model=True)
+    one = run(tmp_path / "one", **flags)
+    two = run(tmp_path / "two", script, **NONE | flags)
+    assert_same_run(one, two)
+    assert mismatch(two) < 1e-5
+
+
 class Coming(SmallEnv):
     """A set with as many elements as steps have passed, one action for each: at first none."""
 

@@ -53,10 +53,10 @@ def conv_of(kind: str, edge_dim: int = 3) -> nn.Module:
 
 
 def accelerated(conv: nn.Module) -> nn.Module:
-    """A copy, which the services have made faster."""
-    conv = copy.deepcopy(conv)
-    layers.accelerate(conv)
-    return conv
+    """What the services put in the place of a copy."""
+    agent = nn.Sequential(copy.deepcopy(conv))
+    layers.accelerate(agent)
+    return agent[0]
 
 
 def results(conv, x, edge_index, edge_attr, weight) -> list[torch.Tensor]:
@@ -64,7 +64,7 @@ def results(conv, x, edge_index, edge_attr, weight) -> list[torch.Tensor]:
     conv.zero_grad()
     x = x.clone().requires_grad_()
     edge_attr = edge_attr.clone().requires_grad_()
-    takes_edges = isinstance(conv, pyg.GINEConv)
+    takes_edges = isinstance(conv, (pyg.GINEConv, layers.GINE))
     out = conv(x, edge_index, *[edge_attr][:takes_edges])
     (out * weight).sum().backward()
     return [out, x.grad, edge_attr.grad, *(param.grad for param in conv.parameters())]
@@ -85,7 +85,7 @@ def test_equals_pyg(kind, dtype, batch, chunk, seed):
     weight = torch.randn(num_nodes, DIM, dtype=dtype)
 
     fast = accelerated(conv)
-    assert type(fast) is not type(conv) and isinstance(fast, type(conv))
+    assert isinstance(fast, layers.Layer) and isinstance(conv, pyg.MessagePassing)
     expected = results(conv, x, edge_index, edge_attr, weight)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-12
     found = results(fast, x, edge_index, edge_attr, weight)
@@ -124,19 +124,20 @@ def test_a_script_alone_computes_the_same(kind, gnn, calls):
     storage, leaves = stored(SPACES[kind], [[sample(SPACES[kind], rng) for _ in range(12)]])
     obs = storage.gather(rng.permutation(12))[0]
 
-    def computed():
+    def computed(is_served):
         torch.manual_seed(0)
         encoder = ppo_graph.Encoder(leaves, small_args(gnn=gnn))
+        if is_served:
+            process.accelerate(encoder)
         features, elements = encoder(obs)
         (features.sum() + sum(rows.values.square().sum() for rows in elements.values())).backward()
         grads = [param.grad for param in encoder.parameters() if param.grad is not None]
         weights = list(encoder.state_dict().values())
         return [features, *(rows.values for rows in elements.values()), *grads, *weights]
 
-    alone = computed()
+    alone = computed(False)
     assert not calls
-    with process.patched(ppo_graph):
-        served = computed()
+    served = computed(True)
     assert len(calls) == small_args().gnn_layers
     torch.testing.assert_close(served, alone, atol=1e-5, rtol=1e-4)
 
@@ -192,16 +193,58 @@ def test_layers_of_others_stay_as_they_are(base):
             return 2 * x_j
 
     given = (nn.Linear(DIM, DIM),) if base is not pyg.SAGEConv else (DIM, DIM)
-    conv = Mine(*given)
-    layers.accelerate(conv)
-    assert type(conv) is Mine
+    assert type(accelerated(Mine(*given))) is Mine
+
+
+def test_a_changed_layer_of_the_script_stays_as_it_is():
+    """Whatever its name is: where a copy of the script changes its messages, these are computed."""
+
+    class GINWithEdges(pyg.GINEConv):
+        def message(self, x_j, edge_attr):
+            return x_j - self.lin(edge_attr)
+
+    class Weighted(type(conv_of("gin with edge features"))):
+        def aggregate(self, inputs, *args, **kwargs):
+            return super().aggregate(2 * inputs, *args, **kwargs)
+
+    for kind in (GINWithEdges, Weighted):
+        assert type(accelerated(kind(nn.Linear(DIM, DIM), edge_dim=3))) is kind
+    assert type(accelerated(conv_of("gin with edge features"))) is layers.LinearGINE
 
 
 @pytest.mark.parametrize("kind", ["gine", "gin", "gin with edge features"])
-def test_faster_once(kind):
-    """A policy that is loaded within a run has layers of a make_conv that is patched twice."""
-    conv = accelerated(conv_of(kind))
-    assert type(accelerated(conv)) is type(conv)
+def test_in_the_place_of_the_layer(kind):
+    """Weights are the same objects, in the same order, under the same names, so an optimizer and a
+    model.pt go on with them; wherever a layer is, and at each place if it is at several. What an
+    agent has otherwise, and PyG's classes, stay as they were."""
+    conv = conv_of(kind)
+    shared = conv_of(kind)
+    agent = nn.ModuleDict({"a/b": nn.ModuleList([conv, nn.Linear(2, 2), shared]), "c": shared})
+    agent.eval()
+    names, params = zip(*agent.named_parameters(remove_duplicate=False))
+    state, classes = (
+        list(agent.state_dict()),
+        [dict(vars(each)) for each in (pyg.GINConv, type(conv))],
+    )
+    layers.accelerate(agent)
+    found = agent["a/b"]
+    assert isinstance(found[0], layers.Layer) and found[2] is agent["c"] is not found[0]
+    assert type(found[1]) is nn.Linear and not any(each.training for each in agent.modules())
+    again, same = zip(*agent.named_parameters(remove_duplicate=False))
+    assert again == names and all(map(lambda a, b: a is b, params, same))
+    assert list(agent.state_dict()) == state
+    assert classes == [dict(vars(each)) for each in (pyg.GINConv, type(conv))]
+    before = [found[0], found[2]]
+    layers.accelerate(agent)  # once more changes nothing
+    assert [found[0], found[2]] == before
+
+
+def test_hooks_stay():
+    """A layer with a hook is left as it is: somebody wants to see what it computes."""
+    agent = nn.Sequential(conv_of("gin"), conv_of("gin"))
+    agent[0].register_forward_hook(lambda *_: None)
+    layers.accelerate(agent)
+    assert [type(conv) for conv in agent] == [pyg.GINConv, layers.GIN]
 
 
 @pytest.mark.parametrize("gnn", ["gine", "gin"])
@@ -214,8 +257,8 @@ def test_nothing_is_kept_per_edge(gnn, edge_dim):
     x, edge_attr = torch.randn(num_nodes, 4), torch.randn(num_edges, edge_dim)
     most = []
     for is_faster in (False, True):
-        for conv in net.convs if is_faster else ():
-            layers.accelerate(conv)
+        if is_faster:
+            layers.accelerate(net)
         sizes = []
 
         def keep(tensor, sizes=sizes):
@@ -234,8 +277,7 @@ def test_compiled_whole(gnn):
     net = ppo_graph.GNN(4, 3, small_args(gnn=gnn))
     inputs = torch.randn(6, 4), torch.randint(6, (2, 20)), torch.randn(20, 3), None, None
     alone = net(*inputs)
-    for conv in net.convs:
-        layers.accelerate(conv)
+    layers.accelerate(net)
     torch._dynamo.reset()
     compiled = torch.compile(net, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(*inputs), net(*inputs), atol=1e-5, rtol=1e-5)
@@ -275,8 +317,9 @@ def act(k):
         done[k] = step + 1
 
 torch.set_num_threads(1)
-conv = pyg.GINConv(torch.nn.Linear(4, 4))
-accelerate(conv)
+agent = torch.nn.Sequential(pyg.GINConv(torch.nn.Linear(4, 4)))
+accelerate(agent)
+conv = agent[0]
 done = {}
 threads = [threading.Thread(target=act, args=(k,)) for k in range(4)]
 for thread in threads:

@@ -12,6 +12,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Se
 from helpers import (
     IDS,
     MASK,
+    accelerated,
     action_spaces,
     begun,
     collect,
@@ -26,7 +27,7 @@ from helpers import (
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cleanrl_graph.services import command, process
+from cleanrl_graph.services import command
 
 PREVIOUS = {"prev_action": True, "prev_reward": True}
 VIEWS = {"obs_shifts": "-2:0", "action_shifts": "-3:-1", "reward_shifts": "-2:-1"}
@@ -226,12 +227,12 @@ def train(script, **kwargs):
 
     small = dict(num_steps=6, total_timesteps=36, update_epochs=1, gnn_layers=1, learning_rate=1e-2)
     args = small_args(script, **small | kwargs)
-    with pytest.MonkeyPatch.context() as patch, process.patched(script):
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(script, "Agent", agent)
         patch.setattr(script.Envs, "step", recorded_step)
         patch.setattr(script, "SummaryWriter", lambda *args, **kwargs: Writer(logged))
         with contextlib.closing(command.envs_of(script, args)) as envs:
-            script.train(args, script.Run(args), envs)
+            script.train(args, accelerated(script.Run)(args), envs)
     logged = [scalars for _, scalars in logged]
     assert len(logged) == args.num_iterations
     for scalars in logged:

@@ -1,5 +1,5 @@
-"""Every script is read in one sitting: how much it holds, how packed it is, its flags, the blocks
-it shares, what it does not import, and that it runs alone."""
+"""What is promised of every script: an idea is short, a script runs alone and imports nothing of
+the project, what scripts share is the same in all, and each flag is read, shown and alike."""
 
 import ast
 import dataclasses
@@ -11,36 +11,19 @@ import typing
 from pathlib import Path
 from types import SimpleNamespace
 
-import density
 import pytest
 import shared_blocks
 import tyro
 from helpers import MY_ENV, command, run_folder
 
-from cleanrl_graph import ppo_graph, ppo_graph_mini
+from cleanrl_graph import ppo_graph
 from cleanrl_graph.services import arguments
 
 FOLDER = Path(ppo_graph.__file__).parent
 SCRIPTS = [path.stem for path in shared_blocks.scripts(FOLDER)]
 MEMORIES = [name for name in ("ppo_framestack", "ppo_gtrxl", "ppo_lstm_sparse") if name in SCRIPTS]
 SERVICES = sorted((FOLDER / "services").glob("*.py"))
-MODULES = sorted([*(FOLDER / "envs").glob("*.py"), *SERVICES])
-# tokens of each script (tests/density.py); the memories are what is longer than ppo_graph.py
-TOKENS = {
-    "ppo_graph_mini": 2_600,
-    "ppo_graph": 11_632,
-    "ppo_framestack": 13_362,
-    "ppo_gtrxl": 14_382,
-    "ppo_lstm_sparse": 15_802,
-    "ppo_graph_async": 12_898,
-    "ppo_graph_aux": 13_886,
-    "ppo_graph_compile": 12_628,
-    "ppo_graph_agents": 12_211,
-}
-TOKENS_A_LINE = {"ppo_framestack": 10.65, "ppo_gtrxl": 11.05, "ppo_lstm_sparse": 10.65}  # else 10.5
-TOOLS = {"export": 3_500, "plot": 1_750, "sweep": 1_920}  # commands of their own
-TOKENS_WITH_SERVICES = 34_020  # of ppo_graph.py and services/: what moves there is not gone
-MAX_FLAGS = 57  # of ppo_graph.py and the services
+IDEAS = sorted(path.stem for path in FOLDER.glob("*_mini.py"))
 SHARED = {"observations", "environments", "storage", "encoder", "action heads", "ranks", "run"}
 SHARED |= {"train", "play"}
 TUNED = set(  # flags with other defaults where there is a memory
@@ -48,12 +31,6 @@ TUNED = set(  # flags with other defaults where there is a memory
     "ent_coef target_kl norm_vloss".split()
 )
 RUNTIME = {"num_iterations"}
-CLEANRL = (  # flags of CleanRL's ppo.py
-    "exp_name seed torch_deterministic cuda track wandb_project_name wandb_entity capture_video "
-    "env_id total_timesteps learning_rate num_envs num_steps anneal_lr gamma gae_lambda "
-    "num_minibatches update_epochs norm_adv clip_coef clip_vloss ent_coef vf_coef max_grad_norm "
-    "target_kl batch_size minibatch_size num_iterations"
-)
 
 
 def source(name):
@@ -65,96 +42,21 @@ def is_suppressed(script, field):
     return tyro.conf.Suppress[int] == hint
 
 
-def density_of(name):
-    return density.measure(source(name))
+@pytest.mark.parametrize("name", IDEAS)
+def test_an_idea_is_short(name):
+    """It has at most 380 lines, and shares none of them."""
+    text = source(name)
+    assert text.count("\n") <= 380 and "# --- shared:" not in text
 
 
-def longer(figures, limit):
-    """The functions with more tokens than the limit."""
-    return {function: num for function, num in figures.functions.items() if num > limit}
-
-
-@pytest.mark.parametrize("name", TOKENS)
-def test_size(name):
-    """It is short because it does little, not because much is packed into a line or function."""
-    figures = density_of(name)
-    assert figures.tokens <= TOKENS[name]
-    assert figures.tokens_per_line <= TOKENS_A_LINE.get(name, 10.5)
-    assert figures.packed_per_thousand <= 10
-    for function in [function for function in figures.functions if function.startswith("train:")]:
-        assert figures.functions.pop(function) <= 1_250
-    assert longer(figures, 350) == {}
-
-
-def test_every_script_has_a_bound():
-    assert set(TOKENS) == {path.stem for path in FOLDER.glob("ppo_*.py")}
-    assert set(TOKENS) == {*SCRIPTS, "ppo_graph_mini"}
-
-
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_environments_and_services(path):
-    """They are written like the scripts."""
-    figures = density.measure(path.read_text())
-    assert figures.tokens_per_line <= 11
-    assert figures.packed_per_thousand <= 12
-    assert longer(figures, 400) == {}
-
-
-def test_size_with_services():
-    """What a run needs beside ppo_graph.py is small, too. No run needs the TOOLS."""
-    tokens = {path.stem: density.measure(path.read_text()).tokens for path in SERVICES}
-    for name, most in TOOLS.items():
-        assert tokens.pop(name) <= most, name
-    assert sum(tokens.values()) + density_of("ppo_graph").tokens <= TOKENS_WITH_SERVICES
-
-
-def test_the_small_script():
-    """It shares nothing, and has two flags that CleanRL's ppo.py lacks; the others name it."""
-    text = source("ppo_graph_mini")
-    assert text.count("\n") <= 300 and "# --- shared:" not in text
-    flags = {field.name for field in dataclasses.fields(ppo_graph_mini.Args)}
-    assert len(flags - set(CLEANRL.split())) <= 2
-    for name in SCRIPTS:
-        assert "ppo_graph_mini.py" in ast.get_docstring(ast.parse(source(name))), name
-
-
-SMALL = """import re
-
-
-class Words(list):
-    \"\"\"Not counted.\"\"\"
-
-    size: int = 0
-    \"\"\"Neither is this.\"\"\"
-
-    def longest(
-        self, least: dict[str, int], *names: str
-    ) -> dict[str, int]:  # nor are annotations
-        a, b = 1, 2
-        c = d = [x for x in self if x]
-        return max(*c, key=lambda word: f"{word} {a + b}")
-"""
-
-
-def test_what_is_counted():
-    """Tokens, lines and packed constructs of a small file, counted by hand."""
-    figures = density.measure(SMALL)
-    words = "import re class Words ( list ) : size : int = 0"
-    words += " def longest ( self , least , * names ) : a , b = 1 , 2"
-    words += " c = d = [ x for x in self if x ] return max ( * c , key = lambda word : f-string )"
-    assert figures.tokens == len(words.split())
-    assert figures.lines == 15 and figures.code_lines == 9
-    assert figures.packed == 5  # the pair, the chain, the comprehension, the star, the lambda
-    assert figures.functions == {"Words.longest:10": figures.tokens - 13}
-
-
-def test_number_of_flags():
-    """Few, without those filled in at run time; none is both a script's and the services'."""
-    fields = dataclasses.fields(ppo_graph.Args)
-    suppressed = {field.name for field in fields if is_suppressed(ppo_graph, field)}
-    services = {field.name for field in dataclasses.fields(arguments.flags_of(ppo_graph))}
-    assert suppressed == RUNTIME and not services & {field.name for field in fields}
-    assert len(fields) - len(suppressed) + len(services) <= MAX_FLAGS
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_flags_of_a_script_and_of_services(name):
+    """No flag is both, and those that are filled in at run time are hidden."""
+    script = importlib.import_module(f"cleanrl_graph.{name}")
+    fields = dataclasses.fields(script.Args)
+    services = {field.name for field in dataclasses.fields(arguments.flags_of(script))}
+    assert not services & {field.name for field in fields}
+    assert {field.name for field in fields if is_suppressed(script, field)} == RUNTIME
 
 
 def is_args(node):
@@ -231,40 +133,55 @@ OTHER_TYPE = [("ppo_lstm_sparse", "update_epochs"), ("ppo_gtrxl", "update_epochs
 
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "ppo_graph"])
 def test_flags_of_all_scripts_are_alike(name):
-    """Same types and defaults, but for the environment and what memories need to learn."""
+    """Same types, defaults and docstrings, but for the environment and what memories need to learn;
+    a docstring may go on after that of ppo_graph.py."""
     script = importlib.import_module(f"cleanrl_graph.{name}")
     theirs = {field.name: (field.type, field.default) for field in dataclasses.fields(script.Args)}
     ours = {field.name: (field.type, field.default) for field in dataclasses.fields(ppo_graph.Args)}
+    our_docs, docs = docs_of("ppo_graph"), docs_of(name)
     for field in set(ours) & set(theirs) - {"exp_name", "env_id", "env_kwargs"}:
         if (name, field) not in OTHER_TYPE:
             assert theirs[field][0] == ours[field][0], field
         tuned = name in MEMORIES and field in TUNED
         tuned |= (name, field) == ("ppo_graph_agents", "learning_rate")
         assert tuned or str(theirs[field][1]) == str(ours[field][1]), field
+        assert docs[field].startswith(our_docs[field]), field
     assert name not in MEMORIES or set(ours) <= set(theirs)
 
 
-def body_of(name):
-    """A script's text above its last lines."""
-    body, last = source(name).split('if __name__ == "__main__":')
-    assert len(last.splitlines()) <= 15
-    return body
+def docs_of(name):
+    """Flag -> docstring, in one line."""
+    fields = fields_of(FOLDER / f"{name}.py")
+    return {field: " ".join(doc.value.value.split()) for field, doc in fields}
 
 
-WORDS = (
-    r"\bservices?\(|cleanrl_graph\.|import_module|"
-    r"--(track|resume|load-model|num-workers|env-timeout|wrap|eval-suite|eval-samples|record)\b"
-)
+def imported(text):
+    """The names of all that a text imports, and the modules that it imports from."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            found |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, ast.unparse(node)
+            found.add(node.module)
+    return found
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_no_script_speaks_of_services(name):
-    """Above its last lines; only the docstring's examples have their flags."""
-    text = body_of(name).replace(ast.get_docstring(ast.parse(source(name)), clean=False), "")
-    assert re.findall(WORDS, text) == []
-    fields = {field.name for field in dataclasses.fields(arguments.DemoFlags)}
-    assert read_fields(FOLDER / f"{name}.py") & fields == set()
-    assert re.findall(r"^ *(?:from|import) .*cleanrl_graph", text, re.M) == []
+def test_no_script_needs_another_file(name):
+    """Above its last lines it imports nothing of the project, and reads no flag of the services."""
+    body, _ = source(name).split('if __name__ == "__main__":')
+    local = {path.stem for path in FOLDER.iterdir()} | {"benchmark", "tests", "cleanrl_graph"}
+    assert not {found.split(".")[0] for found in imported(body)} & local
+    flags = {field.name for field in dataclasses.fields(arguments.DemoFlags)}
+    assert not read_fields(FOLDER / f"{name}.py") & flags
+
+
+@pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.stem)
+def test_services_import_no_script(path):
+    """They are handed the script."""
+    parts = {part for name in imported(path.read_text()) for part in name.split(".")}
+    assert not parts & {path.stem for path in FOLDER.glob("ppo_*.py")}
 
 
 @pytest.mark.parametrize("name", [*SCRIPTS, "ppo_graph_mini"])
@@ -280,7 +197,7 @@ def test_runs_alone(name, tmp_path, monkeypatch):
     env = "Each" if name == "ppo_graph_agents" else "Mine"
     flags = "--num-envs 2 --num-steps 16 --num-minibatches 2 --total-timesteps 64 --no-cuda".split()
     flags += ["--env-id", f"alone_envs:{env}-v0"]
-    if name != "ppo_graph_mini":
+    if name not in IDEAS:
         flags += ["--eval-episodes", 1, "--run-dir", tmp_path / "runs", "--save-model"]
     if name == "ppo_graph_compile":
         flags += ["--compile-mode", "none"]
@@ -289,7 +206,7 @@ def test_runs_alone(name, tmp_path, monkeypatch):
     assert code == 0, err
     folder = run_folder(tmp_path / "runs")
     assert folder.name.startswith(f"{env}-v0__mine__1__") and list(folder.glob("events*"))
-    if name != "ppo_graph_mini":
+    if name not in IDEAS:
         assert "returns of greedy episodes: " in out and (folder / "model.pt").exists()
 
 
@@ -308,32 +225,6 @@ class Each(Env):
 
 gym.register("Each-v0", entry_point=Each)
 """
-
-
-def imported(text):
-    """The names of all that a text imports, and the modules that it imports from."""
-    found = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            found |= {alias.name for alias in node.names}
-        if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, ast.unparse(node)
-            found.add(node.module)
-    return found
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_no_script_imports_another(name):
-    """It imports nothing of the project above its last lines."""
-    local = {path.stem for path in FOLDER.iterdir()} | {"benchmark", "tests", "cleanrl_graph"}
-    assert not {found.split(".")[0] for found in imported(body_of(name))} & local
-
-
-@pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.stem)
-def test_services_import_no_script(path):
-    """They are handed the script."""
-    parts = {part for name in imported(path.read_text()) for part in name.split(".")}
-    assert not parts & {path.stem for path in FOLDER.glob("ppo_*.py")}
 
 
 def test_shared_blocks_are_identical():

@@ -1,0 +1,188 @@
+"""Runs and policies in threads of one program, as `n_jobs=2` of Optuna has them."""
+
+import copy
+import pickle
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from helpers import SmallEnv, run_folder, small_args, vector
+
+from cleanrl_graph import load_policy, ppo_graph, ppo_lstm_sparse, services
+from cleanrl_graph.envs import fitting
+from cleanrl_graph.services.check import UsageError
+
+
+class Count(SmallEnv):
+    """A set of 1 to 9 elements, of which the one with the number 1 is right; others have 0. Wrong,
+    or none of the set, is an error: a trained policy plays `length` steps without one."""
+
+    observation_space = spaces.Dict(
+        items=spaces.Sequence(vector(), stack=True),
+        action_mask=spaces.Sequence(spaces.Box(0, 1, (), np.int8), stack=True),
+    )
+    action_space = spaces.Discrete(9)
+    length = 12
+
+    def __init__(self, fails_at=None):
+        self.fails_at = fails_at
+
+    def observe(self):
+        num = self.np_random.integers(1, 10)
+        self.right = self.np_random.integers(num)
+        mask = (np.arange(num) == self.right).astype(np.int8)
+        return {"items": mask[:, None].astype(np.float32), "action_mask": mask}
+
+    def reward(self, action):
+        if self.t == self.fails_at:
+            raise RuntimeError("hopeless")
+        assert action == self.right, "the choice of another observation"
+        time.sleep(0)  # another thread's turn
+        return 1.0
+
+
+gym.register("Count-v0", Count)
+
+
+@pytest.fixture(autouse=True)
+def many_switches():
+    """Threads take turns a hundred times as often."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(5e-5)
+    yield
+    sys.setswitchinterval(interval)
+
+
+def args_of(run_dir, script=ppo_graph, **flags):
+    flags = dict(env_id="Count-v0", action_head="items", total_timesteps=192) | flags
+    return small_args(script, run_dir=str(run_dir), eval_episodes=2, **flags)
+
+
+def together(*functions):
+    """What each returns, or raises, in a thread of its own, all at once."""
+    barrier = threading.Barrier(len(functions))
+
+    def call(function):
+        barrier.wait()
+        try:
+            return function()
+        except BaseException as error:
+            return error
+
+    with ThreadPoolExecutor(len(functions)) as pool:
+        return list(pool.map(call, functions))
+
+
+# ---- Runs ----
+@pytest.mark.parametrize("workers", [0, 2])
+def test_runs_in_threads(workers, tmp_path):
+    """All train and are evaluated, each with its own observations; and so does another one
+    afterwards. Nothing in the scripts is another than before."""
+    before = [dict(vars(script)) for script in (ppo_graph, ppo_lstm_sparse)]
+
+    def run(script, name):
+        args = args_of(tmp_path / name, script)
+        return services.run(script, args, num_workers=workers, checkpoint_every=1)
+
+    scripts = (ppo_graph, ppo_graph, ppo_lstm_sparse)
+    found = together(*[lambda k=k: run(scripts[k], str(k)) for k in range(3)])
+    found.append(run(ppo_graph, "again"))
+    for rows in found:
+        assert [row["return"] for row in rows] == [12.0, 12.0], found
+    assert [dict(vars(script)) for script in (ppo_graph, ppo_lstm_sparse)] == before
+
+
+def test_an_error_is_of_its_own_run(tmp_path):
+    """It names the environment, the step and the folder's mark of the run in which it happens."""
+
+    def run(name, **kwargs):
+        args = args_of(tmp_path / name, env_kwargs=kwargs, num_envs=1, num_steps=96)
+        return services.run(ppo_graph, args)
+
+    found = together(lambda: run("a"), lambda: run("b", fails_at=7), lambda: run("c"))
+    assert isinstance(found[1], UsageError) and "env 0, step 8, step(" in str(found[1])
+    assert len(found[0]) == len(found[2]) == 2
+    assert [(run_folder(tmp_path / name) / "failed").exists() for name in "abc"] == [0, 1, 0]
+
+
+def test_a_study_with_two_jobs(tmp_path, monkeypatch):
+    """Trials of one environment and seed that begin at one moment have folders of their own."""
+    monkeypatch.setattr(time, "time", lambda: 1.7e9)
+
+    def objective(rate):
+        args = args_of(tmp_path, learning_rate=rate)
+        rows = services.run(ppo_graph, args, save_model=False)
+        return sum(row["return"] for row in rows) / len(rows)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(objective, [1e-3, 3e-4, 1e-4, 3e-5])) == [12.0] * 4
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert [name.rpartition("__")[2] for name in names] == [f"170000000000{k}" for k in range(4)]
+
+
+def test_each_run_says_its_lines(capsys):
+    """What one run has said the other says, too."""
+    together(*[lambda: [fitting.say("a line") for _ in range(3)]] * 2)
+    assert capsys.readouterr().err == "a line\n" * 2
+
+
+# ---- Policies ----
+def trained(folder, script=ppo_graph, **flags):
+    """The file of a policy."""
+    args = args_of(folder, script, **flags)
+    services.run(script, args, save_model=True)
+    return run_folder(folder) / "model.pt"
+
+
+def played(policy, seed, num_episodes=15):
+    """The actions of these episodes."""
+    env = policy.make_env()
+    actions = []
+    for k in range(num_episodes):
+        obs, _ = env.reset(seed=1000 * seed + k)
+        policy.reset()
+        ended = False
+        while not ended:
+            actions.append(policy(obs))
+            obs, _, terminated, truncated, _ = env.step(actions[-1])
+            ended = terminated or truncated
+    return actions
+
+
+def test_threads_share_a_policy(tmp_path):
+    """It answers each of three threads as it answers one, and in different threads it is another's
+    turn."""
+    policy = load_policy(trained(tmp_path))
+    expected = [played(policy, seed) for seed in range(3)]
+    plays = [lambda seed=seed: played(policy, seed) for seed in range(3)]
+    assert together(*plays) == expected
+
+
+def test_a_memory_is_of_one_thread(tmp_path):
+    """Calls at the same time are refused, and the policy goes on; copies act at once, each as the
+    one that was copied."""
+    policy = load_policy(trained(tmp_path, ppo_lstm_sparse))
+    expected = [played(policy, seed) for seed in range(3)]
+    copies = [copy.deepcopy(policy) for _ in range(3)]
+    plays = [lambda k=k: played(copies[k], k) for k in range(3)]
+    assert together(*plays) == expected
+    assert pickle.loads(pickle.dumps(policy.lock)).acquire() and policy.lock.acquire()
+    obs, _ = policy.make_env().reset(seed=0)
+    (error,) = together(lambda: policy(obs))
+    assert isinstance(error, UsageError) and "copy.deepcopy(policy)" in str(error)
+    policy.lock.release()
+    assert played(policy, 1) == expected[1]
+
+
+def test_policies_are_loaded_at_once(tmp_path):
+    """In three threads, of two scripts; the program's random numbers and grad mode stay."""
+    files = [trained(tmp_path / "a"), trained(tmp_path / "b", ppo_lstm_sparse)]
+    expected = [played(load_policy(file), 1) for file in (*files, files[0])]
+    loads = [lambda file=file: played(load_policy(file), 1) for file in (*files, files[0])]
+    assert together(*loads) == expected and torch.is_grad_enabled()

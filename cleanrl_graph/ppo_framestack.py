@@ -98,9 +98,8 @@ class Args:
     gnn_dim: int = 64
     """width of node, edge and set-element embeddings"""
     gnn_aggr: Literal["sum", "mean", "max"] = "sum"
-    """how a node aggregates its incoming messages; gatv2 and transformer sum them by attention"""
-    readout: Literal["sum", "mean", "max", "meanmax"] = "meanmax"
-    """how nodes of a graph, or elements of a set, become one vector"""
+    """how a node aggregates its incoming messages; gatv2 and transformer sum them by attention.
+    speed/tables.md compares them"""
     set_layers: int = 0
     """layers in which each element of a set sees mean, maximum and number of all, for choices that
     compare elements, as in NearestToMarked-v0"""
@@ -125,8 +124,6 @@ class Args:
     """steps whose actions the policy sees; "" for none"""
     reward_shifts: str = "-16:-1"
     """steps whose rewards the policy sees; "" for none"""
-    image_views: Literal["channels", "encodings"] = "channels"
-    """how the views of an image enter: as channels of the CNN, or encoded once per step"""
 
     total_timesteps: int = 500000
     """total timesteps, of all environments and ranks"""
@@ -153,9 +150,10 @@ class Args:
     the advantages' std"""
     adv_floor_decay: float = 0.999
     """if above 0, adv_floor takes the largest std of the returns so far, which decays by this
-    factor at each update"""
+    factor at each update; 0.999 in the tables of ppo_framestack.py and ppo_gtrxl.py"""
     amsgrad: bool = True
-    """makes Adam AMSGrad (Reddi et al. 2018), whose steps stay small after large gradients"""
+    """makes Adam AMSGrad (Reddi et al. 2018), whose steps stay small after large gradients, as in
+    the tables of ppo_framestack.py and ppo_gtrxl.py"""
     clip_coef: float = 0.2
     """the surrogate clipping coefficient"""
     clip_vloss: bool = False
@@ -709,13 +707,13 @@ def gin_with_edges() -> type:
     return GINWithEdges
 
 
-def pool(h: Tensor, ptr: Tensor, modes: list[str]) -> Tensor:
-    """Rows [rows, dim] to [B, len(modes) * dim + 1]; the last is log(1 + number of rows)."""
+def pool(h: Tensor, ptr: Tensor) -> Tensor:
+    """Mean, maximum and log(1 + number) of the rows of each observation, [rows, dim] to [B, 2 * dim
+    + 1]. All are 0 where there are no rows."""
     numbers = torch.arange(len(h), device=h.device)
-    pooled = []
-    for mode in modes:  # zero where there are no rows
-        pooled.append(F.embedding_bag(numbers, h, ptr, mode=mode, include_last_offset=True))
-    return torch.cat([*pooled, ptr.diff()[:, None].log1p()], 1)
+    mean = F.embedding_bag(numbers, h, ptr, mode="mean", include_last_offset=True)
+    maximum = F.embedding_bag(numbers, h, ptr, mode="max", include_last_offset=True)
+    return torch.cat([mean, maximum, ptr.diff()[:, None].log1p()], 1)
 
 
 class Context(nn.Linear):
@@ -726,7 +724,7 @@ class Context(nn.Linear):
         super().__init__(2 * dim + 1, dim, bias=False)
 
     def forward(self, h: Tensor, ptr: Tensor, batch: Tensor) -> Tensor:
-        return select_rows(super().forward(pool(h, ptr, ["mean", "max"])), batch)
+        return select_rows(super().forward(pool(h, ptr)), batch)
 
 
 class SetLayer(nn.Module):
@@ -790,7 +788,6 @@ class Encoder(nn.Module):
         super().__init__()
         self.leaves = [leaf for leaf in leaves if leaf.is_input]
         self.links = {leaf.nodes: leaf.path for leaf in self.leaves if leaf.is_links}
-        self.readouts = ["mean", "max"] if args.readout == "meanmax" else [args.readout]
         self.rows = nn.ModuleDict()  # key(path of a leaf) -> Rows or CNN
         widths = Counter()  # group -> columns of its leaves side by side
         for leaf in self.leaves:
@@ -806,7 +803,7 @@ class Encoder(nn.Module):
         edge_dims = {nodes: widths.pop(links, 0) for nodes, links in self.links.items()}
         for group, width in widths.items():
             self.element_dims[group] = dim
-            self.dim += len(self.readouts) * dim + 1  # as `pool` returns
+            self.dim += 2 * dim + 1  # as `pool` returns
             if group in edge_dims:
                 self.nets[key(group)] = GNN(width, edge_dims[group], args)
                 self.element_dims[self.links[group]] = 2 * dim + edge_dims[group]
@@ -838,7 +835,7 @@ class Encoder(nn.Module):
                 for layer in net:
                     x = layer(x, ptr, batch) if isinstance(layer, SetLayer) else layer(x)
             rows[group] = Ragged(x, ptr, batch)
-            features.append(pool(x, ptr, self.readouts))
+            features.append(pool(x, ptr))
         return torch.cat(features, 1), rows
 
     def beside(self, features: Tensor, obs: Obs) -> Tensor:
@@ -1354,13 +1351,6 @@ def parse_shifts(text: str, newest: int, flag: str) -> np.ndarray:
     return shifts.astype(np.int64)
 
 
-def views_as_channels(leaves: list[Leaf], args: Any) -> list[Leaf]:
-    """The images whose views are channels of one image."""
-    if args.image_views != "channels" or args.obs_shifts == "":
-        return []
-    return [leaf for leaf in leaves if leaf.channels and leaf.is_input and not leaf.group]
-
-
 class Memory:
     """The steps of N environments, each stored once: number t * N + i is step t of env i. From
     number `start` on they are the rollout's, after as many older ones as views reach back to.
@@ -1551,7 +1541,9 @@ class Agent(nn.Module):
         action_shifts = parse_shifts(args.action_shifts, -1, "--action-shifts")
         reward_shifts = parse_shifts(args.reward_shifts, -1, "--reward-shifts")
         leaves, self.critic_encoder = critic_only(leaves, args)
-        self.images = views_as_channels(leaves, args)
+        self.images = []  # whose views are the channels of one image
+        if len(obs_shifts):
+            self.images = [x for x in leaves if x.channels and x.is_input and not x.group]
         self.cnns = nn.ModuleDict()
         for leaf in self.images:
             self.cnns[key(leaf.path)] = CNN(leaf, len(obs_shifts))

@@ -102,9 +102,8 @@ class Args:
     gnn_dim: int = 64
     """width of node, edge and set-element embeddings"""
     gnn_aggr: Literal["sum", "mean", "max"] = "sum"
-    """how a node aggregates its incoming messages; gatv2 and transformer sum them by attention"""
-    readout: Literal["sum", "mean", "max", "meanmax"] = "meanmax"
-    """how nodes of a graph, or elements of a set, become one vector"""
+    """how a node aggregates its incoming messages; gatv2 and transformer sum them by attention.
+    speed/tables.md compares them"""
     set_layers: int = 0
     """layers in which each element of a set sees mean, maximum and number of all, for choices that
     compare elements, as in NearestToMarked-v0"""
@@ -147,9 +146,10 @@ class Args:
     the advantages' std"""
     adv_floor_decay: float = 0.0
     """if above 0, adv_floor takes the largest std of the returns so far, which decays by this
-    factor at each update"""
+    factor at each update; 0.999 in the tables of ppo_framestack.py and ppo_gtrxl.py"""
     amsgrad: bool = False
-    """makes Adam AMSGrad (Reddi et al. 2018), whose steps stay small after large gradients"""
+    """makes Adam AMSGrad (Reddi et al. 2018), whose steps stay small after large gradients, as in
+    the tables of ppo_framestack.py and ppo_gtrxl.py"""
     clip_coef: float = 0.2
     """the surrogate clipping coefficient"""
     clip_vloss: bool = True
@@ -166,9 +166,7 @@ class Args:
     """KL divergence from the policy of the rollout above which an update has no further epoch"""
     max_lag: int = 1
     """how many updates the weights that collect are behind those that learn; 0: collecting and
-    learning take turns"""
-    max_rho: float = 1.0
-    """upper bound of the importance weights that correct for the lag, both rho and c of V-trace"""
+    learning take turns. speed/tables.md has 1 and 4"""
 
     num_iterations: tyro.conf.Suppress[int] = 0
     """the number of rollouts, each followed by an update (computed in runtime)"""
@@ -237,11 +235,8 @@ def complete(args: Args, leaves: list["Leaf"]) -> None:
         raise UsageError(
             f"{WORLD_SIZE} ranks: this script runs without torchrun, ppo_graph.py runs with it"
         )
-    if args.max_lag < 0 or not args.max_rho > 0:
-        raise UsageError(
-            f"--max-lag {args.max_lag} --max-rho {args.max_rho}: at least 0, and more than 0, are "
-            "needed"
-        )
+    if args.max_lag < 0:
+        raise UsageError(f"--max-lag {args.max_lag}: a number from 0 is needed")
     args.num_iterations = args.total_timesteps // (args.num_envs * args.num_steps)
 
 
@@ -715,13 +710,13 @@ def gin_with_edges() -> type:
     return GINWithEdges
 
 
-def pool(h: Tensor, ptr: Tensor, modes: list[str]) -> Tensor:
-    """Rows [rows, dim] to [B, len(modes) * dim + 1]; the last is log(1 + number of rows)."""
+def pool(h: Tensor, ptr: Tensor) -> Tensor:
+    """Mean, maximum and log(1 + number) of the rows of each observation, [rows, dim] to [B, 2 * dim
+    + 1]. All are 0 where there are no rows."""
     numbers = torch.arange(len(h), device=h.device)
-    pooled = []
-    for mode in modes:  # zero where there are no rows
-        pooled.append(F.embedding_bag(numbers, h, ptr, mode=mode, include_last_offset=True))
-    return torch.cat([*pooled, ptr.diff()[:, None].log1p()], 1)
+    mean = F.embedding_bag(numbers, h, ptr, mode="mean", include_last_offset=True)
+    maximum = F.embedding_bag(numbers, h, ptr, mode="max", include_last_offset=True)
+    return torch.cat([mean, maximum, ptr.diff()[:, None].log1p()], 1)
 
 
 class Context(nn.Linear):
@@ -732,7 +727,7 @@ class Context(nn.Linear):
         super().__init__(2 * dim + 1, dim, bias=False)
 
     def forward(self, h: Tensor, ptr: Tensor, batch: Tensor) -> Tensor:
-        return select_rows(super().forward(pool(h, ptr, ["mean", "max"])), batch)
+        return select_rows(super().forward(pool(h, ptr)), batch)
 
 
 class SetLayer(nn.Module):
@@ -796,7 +791,6 @@ class Encoder(nn.Module):
         super().__init__()
         self.leaves = [leaf for leaf in leaves if leaf.is_input]
         self.links = {leaf.nodes: leaf.path for leaf in self.leaves if leaf.is_links}
-        self.readouts = ["mean", "max"] if args.readout == "meanmax" else [args.readout]
         self.rows = nn.ModuleDict()  # key(path of a leaf) -> Rows or CNN
         widths = Counter()  # group -> columns of its leaves side by side
         for leaf in self.leaves:
@@ -812,7 +806,7 @@ class Encoder(nn.Module):
         edge_dims = {nodes: widths.pop(links, 0) for nodes, links in self.links.items()}
         for group, width in widths.items():
             self.element_dims[group] = dim
-            self.dim += len(self.readouts) * dim + 1  # as `pool` returns
+            self.dim += 2 * dim + 1  # as `pool` returns
             if group in edge_dims:
                 self.nets[key(group)] = GNN(width, edge_dims[group], args)
                 self.element_dims[self.links[group]] = 2 * dim + edge_dims[group]
@@ -844,7 +838,7 @@ class Encoder(nn.Module):
                 for layer in net:
                     x = layer(x, ptr, batch) if isinstance(layer, SetLayer) else layer(x)
             rows[group] = Ragged(x, ptr, batch)
-            features.append(pool(x, ptr, self.readouts))
+            features.append(pool(x, ptr))
         return torch.cat(features, 1), rows
 
     def beside(self, features: Tensor, obs: Obs) -> Tensor:
@@ -1622,17 +1616,6 @@ class Collector:
         self.process.join()
 
 
-def statistics(logrho: np.ndarray, max_rho: float) -> dict[str, float]:
-    """What is logged about the importance weights."""
-    rho = np.exp(logrho)
-    return {
-        "debug/behaviour_kl": (rho - 1 - logrho).mean(),
-        "debug/rho_mean": rho.mean(),
-        "debug/rho_mismatch": abs(rho - 1).max(),  # 0 without lag, but for rounding
-        "debug/rho_truncated": (rho > max_rho).mean(),
-    }
-
-
 # ---- Train: collect, advantages, update, log ----
 LOGGED = (
     "losses/value_loss",
@@ -1693,7 +1676,8 @@ def train(args: Any, run: Run, collector: Collector) -> Agent:
         joined = torch.cat([log_probs, values, memory.next_values(step)]).cpu().numpy()
         present, V, next_value, final_values = np.split(joined, [T * N, 2 * T * N, 2 * T * N + N])
         logrho = present - rollout.log_probs
-        rho = np.exp(logrho).clip(max=args.max_rho).reshape(T, N)
+        importance = np.exp(logrho)
+        rho = importance.clip(max=1).reshape(T, N)  # both rho and c of V-trace
 
         # Advantages: A[t] = delta[t] + gamma lambda rho[t + 1] A[t + 1], cut as in ppo_graph.py:
         # GAE with the next A times its rho. V + rho A are the targets of V-trace (Espeholt et al.
@@ -1772,7 +1756,10 @@ def train(args: Any, run: Run, collector: Collector) -> Agent:
         scalars["losses/explained_variance"] = explained_var
         scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
         scalars["debug/lag"] = iteration - 1 - rollout.version
-        scalars |= statistics(logrho, args.max_rho)
+        scalars["debug/behaviour_kl"] = (importance - 1 - logrho).mean()
+        scalars["debug/rho_mean"] = importance.mean()
+        scalars["debug/rho_mismatch"] = abs(importance - 1).max()  # 0 without lag, but for rounding
+        scalars["debug/rho_truncated"] = (importance > 1).mean()
         run.log(global_step, scalars, episodes)
         run.end_update(iteration, step)
     return agent

@@ -92,9 +92,8 @@ class Args:
     gnn_dim: int = 64
     """width of node, edge and set-element embeddings"""
     gnn_aggr: Literal["sum", "mean", "max"] = "sum"
-    """how a node aggregates its incoming messages; gatv2 and transformer sum them by attention"""
-    readout: Literal["sum", "mean", "max", "meanmax"] = "meanmax"
-    """how nodes of a graph, or elements of a set, become one vector"""
+    """how a node aggregates its incoming messages; gatv2 and transformer sum them by attention.
+    speed/tables.md compares them"""
     set_layers: int = 0
     """layers in which each element of a set sees mean, maximum and number of all, for choices that
     compare elements, as in NearestToMarked-v0"""
@@ -137,9 +136,10 @@ class Args:
     the advantages' std"""
     adv_floor_decay: float = 0.0
     """if above 0, adv_floor takes the largest std of the returns so far, which decays by this
-    factor at each update"""
+    factor at each update; 0.999 in the tables of ppo_framestack.py and ppo_gtrxl.py"""
     amsgrad: bool = False
-    """makes Adam AMSGrad (Reddi et al. 2018), whose steps stay small after large gradients"""
+    """makes Adam AMSGrad (Reddi et al. 2018), whose steps stay small after large gradients, as in
+    the tables of ppo_framestack.py and ppo_gtrxl.py"""
     clip_coef: float = 0.2
     """the surrogate clipping coefficient"""
     clip_vloss: bool = True
@@ -713,13 +713,13 @@ def gin_with_edges() -> type:
     return GINWithEdges
 
 
-def pool(h: Tensor, ptr: Tensor, modes: list[str]) -> Tensor:
-    """Rows [rows, dim] to [B, len(modes) * dim + 1]; the last is log(1 + number of rows)."""
+def pool(h: Tensor, ptr: Tensor) -> Tensor:
+    """Mean, maximum and log(1 + number) of the rows of each observation, [rows, dim] to [B, 2 * dim
+    + 1]. All are 0 where there are no rows."""
     numbers = torch.arange(len(h), device=h.device)
-    pooled = []
-    for mode in modes:  # zero where there are no rows
-        pooled.append(F.embedding_bag(numbers, h, ptr, mode=mode, include_last_offset=True))
-    return torch.cat([*pooled, ptr.diff()[:, None].log1p()], 1)
+    mean = F.embedding_bag(numbers, h, ptr, mode="mean", include_last_offset=True)
+    maximum = F.embedding_bag(numbers, h, ptr, mode="max", include_last_offset=True)
+    return torch.cat([mean, maximum, ptr.diff()[:, None].log1p()], 1)
 
 
 class Context(nn.Linear):
@@ -730,7 +730,7 @@ class Context(nn.Linear):
         super().__init__(2 * dim + 1, dim, bias=False)
 
     def forward(self, h: Tensor, ptr: Tensor, batch: Tensor) -> Tensor:
-        return select_rows(super().forward(pool(h, ptr, ["mean", "max"])), batch)
+        return select_rows(super().forward(pool(h, ptr)), batch)
 
 
 class SetLayer(nn.Module):
@@ -794,7 +794,6 @@ class Encoder(nn.Module):
         super().__init__()
         self.leaves = [leaf for leaf in leaves if leaf.is_input]
         self.links = {leaf.nodes: leaf.path for leaf in self.leaves if leaf.is_links}
-        self.readouts = ["mean", "max"] if args.readout == "meanmax" else [args.readout]
         self.rows = nn.ModuleDict()  # key(path of a leaf) -> Rows or CNN
         widths = Counter()  # group -> columns of its leaves side by side
         for leaf in self.leaves:
@@ -810,7 +809,7 @@ class Encoder(nn.Module):
         edge_dims = {nodes: widths.pop(links, 0) for nodes, links in self.links.items()}
         for group, width in widths.items():
             self.element_dims[group] = dim
-            self.dim += len(self.readouts) * dim + 1  # as `pool` returns
+            self.dim += 2 * dim + 1  # as `pool` returns
             if group in edge_dims:
                 self.nets[key(group)] = GNN(width, edge_dims[group], args)
                 self.element_dims[self.links[group]] = 2 * dim + edge_dims[group]
@@ -842,7 +841,7 @@ class Encoder(nn.Module):
                 for layer in net:
                     x = layer(x, ptr, batch) if isinstance(layer, SetLayer) else layer(x)
             rows[group] = Ragged(x, ptr, batch)
-            features.append(pool(x, ptr, self.readouts))
+            features.append(pool(x, ptr))
         return torch.cat(features, 1), rows
 
     def beside(self, features: Tensor, obs: Obs) -> Tensor:

@@ -101,9 +101,8 @@ class Args:
     gnn_dim: int = 64
     """width of node, edge and set-element embeddings"""
     gnn_aggr: Literal["sum", "mean", "max"] = "sum"
-    """how a node aggregates its incoming messages; gatv2 and transformer sum them by attention"""
-    readout: Literal["sum", "mean", "max", "meanmax"] = "meanmax"
-    """how nodes of a graph, or elements of a set, become one vector"""
+    """how a node aggregates its incoming messages; gatv2 and transformer sum them by attention.
+    speed/tables.md compares them"""
     set_layers: int = 0
     """layers in which each element of a set sees mean, maximum and number of all, for choices that
     compare elements, as in NearestToMarked-v0"""
@@ -128,15 +127,10 @@ class Args:
     the input alone"""
     lstm_dim: int = 128
     """width of the cell's hidden state"""
-    forget_bias: float = 5.0
-    """forget gates (of a GRU update gates) begin with biases from 0 to this: short and long
-    memories"""
     prev_action: bool = True
     """the previous action is an input"""
     prev_reward: bool = False
     """the previous reward is an input"""
-    state_readout: Literal["mean", "sum"] = "mean"
-    """how all remembered nodes become one vector (with node_ids)"""
     remember_edges: bool = False
     """edges are remembered, with the features they had when first seen (of parallel edges only the
     first); visible nodes get messages of remembered neighbors (node_ids)"""
@@ -166,9 +160,10 @@ class Args:
     the advantages' std"""
     adv_floor_decay: float = 0.0
     """if above 0, adv_floor takes the largest std of the returns so far, which decays by this
-    factor at each update"""
+    factor at each update; 0.999 in the tables of ppo_framestack.py and ppo_gtrxl.py"""
     amsgrad: bool = False
-    """makes Adam AMSGrad (Reddi et al. 2018), whose steps stay small after large gradients"""
+    """makes Adam AMSGrad (Reddi et al. 2018), whose steps stay small after large gradients, as in
+    the tables of ppo_framestack.py and ppo_gtrxl.py"""
     clip_coef: float = 0.2
     """the surrogate clipping coefficient"""
     clip_vloss: bool = False
@@ -723,13 +718,13 @@ def gin_with_edges() -> type:
     return GINWithEdges
 
 
-def pool(h: Tensor, ptr: Tensor, modes: list[str]) -> Tensor:
-    """Rows [rows, dim] to [B, len(modes) * dim + 1]; the last is log(1 + number of rows)."""
+def pool(h: Tensor, ptr: Tensor) -> Tensor:
+    """Mean, maximum and log(1 + number) of the rows of each observation, [rows, dim] to [B, 2 * dim
+    + 1]. All are 0 where there are no rows."""
     numbers = torch.arange(len(h), device=h.device)
-    pooled = []
-    for mode in modes:  # zero where there are no rows
-        pooled.append(F.embedding_bag(numbers, h, ptr, mode=mode, include_last_offset=True))
-    return torch.cat([*pooled, ptr.diff()[:, None].log1p()], 1)
+    mean = F.embedding_bag(numbers, h, ptr, mode="mean", include_last_offset=True)
+    maximum = F.embedding_bag(numbers, h, ptr, mode="max", include_last_offset=True)
+    return torch.cat([mean, maximum, ptr.diff()[:, None].log1p()], 1)
 
 
 class Context(nn.Linear):
@@ -740,7 +735,7 @@ class Context(nn.Linear):
         super().__init__(2 * dim + 1, dim, bias=False)
 
     def forward(self, h: Tensor, ptr: Tensor, batch: Tensor) -> Tensor:
-        return select_rows(super().forward(pool(h, ptr, ["mean", "max"])), batch)
+        return select_rows(super().forward(pool(h, ptr)), batch)
 
 
 class SetLayer(nn.Module):
@@ -804,7 +799,6 @@ class Encoder(nn.Module):
         super().__init__()
         self.leaves = [leaf for leaf in leaves if leaf.is_input]
         self.links = {leaf.nodes: leaf.path for leaf in self.leaves if leaf.is_links}
-        self.readouts = ["mean", "max"] if args.readout == "meanmax" else [args.readout]
         self.rows = nn.ModuleDict()  # key(path of a leaf) -> Rows or CNN
         widths = Counter()  # group -> columns of its leaves side by side
         for leaf in self.leaves:
@@ -820,7 +814,7 @@ class Encoder(nn.Module):
         edge_dims = {nodes: widths.pop(links, 0) for nodes, links in self.links.items()}
         for group, width in widths.items():
             self.element_dims[group] = dim
-            self.dim += len(self.readouts) * dim + 1  # as `pool` returns
+            self.dim += 2 * dim + 1  # as `pool` returns
             if group in edge_dims:
                 self.nets[key(group)] = GNN(width, edge_dims[group], args)
                 self.element_dims[self.links[group]] = 2 * dim + edge_dims[group]
@@ -852,7 +846,7 @@ class Encoder(nn.Module):
                 for layer in net:
                     x = layer(x, ptr, batch) if isinstance(layer, SetLayer) else layer(x)
             rows[group] = Ragged(x, ptr, batch)
-            features.append(pool(x, ptr, self.readouts))
+            features.append(pool(x, ptr))
         return torch.cat(features, 1), rows
 
     def beside(self, features: Tensor, obs: Obs) -> Tensor:
@@ -1621,7 +1615,6 @@ class SparseLSTM(nn.Module):
         super().__init__()
         H = args.lstm_dim
         self.per_node = per_node
-        self.readout = args.state_readout
         self.dim = H + per_node  # of the readout, whose last column per node is log(1 + number)
         layer = nn.Linear(input_dim, args.gnn_dim)  # its bias keeps the input's scale visible
         norm = nn.LayerNorm(args.gnn_dim)
@@ -1635,7 +1628,8 @@ class SparseLSTM(nn.Module):
             for gate in parameter.split(H):
                 init(gate)
         bias = next(weights for weights in self.cell.parameters() if weights.dim() == 1)
-        bias.data[H : 2 * H] = torch.linspace(0, args.forget_bias, H)
+        # Forget gates, of a GRU update gates, begin between short and long memories
+        bias.data[H : 2 * H] = torch.linspace(0, 5, H)
         self.message = nn.Linear(H + edge_dim, H) if args.remember_edges else None
 
     def forward(self, x: Tensor, timeline: Timeline) -> tuple[Tensor, Tensor]:
@@ -1662,7 +1656,7 @@ class SparseLSTM(nn.Module):
         return seen, seen
 
     def sum_up(self, values: Tensor, timeline: Timeline) -> Tensor:
-        """[M * T, H + 1]: mean or sum of the newest rows of all entries at each step, log(1 + their
+        """[M * T, H + 1]: mean of the newest rows of all entries at each step, log(1 + their
         number). It is a running sum of what each row changes."""
         before, at, first = pack([timeline.before, timeline.at, timeline.first], values.device)
         changes = values - select_rows(F.pad(values, (0, 0, 1, 0)), before)
@@ -1672,9 +1666,7 @@ class SparseLSTM(nn.Module):
         sums = added.t().cumsum(1).t()  # along the rows of a matrix: faster on CUDA
         sums = sums - select_rows(sums - added, first)  # what was there before the episode
         sums, num = sums.tensor_split([-1], 1)
-        if self.readout == "mean":
-            sums = sums / num.clamp(min=1)
-        return torch.cat([sums, num.log1p()], 1).to(values.dtype)
+        return torch.cat([sums / num.clamp(min=1), num.log1p()], 1).to(values.dtype)
 
 
 # --- shared: embed action ---

@@ -247,9 +247,7 @@ class Cell:
         sums = h.new_zeros(len(memory["starts"]), h.shape[1])
         sums = sums.index_add(0, memory["env"], h)
         sums, num = sums.tensor_split([-1], 1)
-        if net.readout == "mean":
-            sums = sums / num.clamp(min=1)
-        return new["h"], torch.cat([sums, num.log1p()], 1)
+        return new["h"], torch.cat([sums / num.clamp(min=1), num.log1p()], 1)
 
 
 MEMORIES = {"shifts": Views, "gtrxl": Transformer, "memory": Cell}  # by an attribute of the agent

@@ -232,15 +232,11 @@ class Services:
         """Says once that collection and update do not compute the same policy."""
         if mismatch <= 1e-4:
             return
-        cause = (
-            "a layer that was put in mixes the observations of a batch (batch norm; norms or "
-            "attention over nodes whose forward does not take `batch`), or is random (dropout)"
-        )
-        if getattr(self.args, "bf16", False):
-            cause = "--bf16 rounds, by sizes of batches"
         say(
             f"debug/collection_mismatch is {mismatch:.2g}: before the first step of the optimizer "
-            f"the update's probabilities are not those of collection. Likely {cause}",
+            "the update's probabilities are not those of collection. Likely a layer that was put "
+            "in mixes the observations of a batch (batch norm; norms or attention over nodes whose "
+            "forward does not take `batch`), or is random (dropout)",
             "collection_mismatch",
         )
 

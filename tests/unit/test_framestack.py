@@ -148,7 +148,7 @@ def test_gradient_reaches_the_encoder_through_all_views():
         ({"obs_shifts": "-2", "action_shifts": ""}, "auto"),
         ({"obs_shifts": "", "action_shifts": "-1"}, "nodes"),
     ):
-        flags = dict(num_steps=5, reward_shifts="", action_head=head, readout="mean", **views)
+        flags = dict(num_steps=5, reward_shifts="", action_head=head, **views)
         part = play(helpers.graph_space(), [[100]], Discrete(9), **flags)
         views, *_ = minibatch(part.memory, [4])
         views.sum().backward()
@@ -211,7 +211,6 @@ def reference_views(part, log, position):
 close = partial(torch.testing.assert_close, atol=1e-4, rtol=1e-5)
 LENGTHS = [[5, 2, 1], [1, 4, 9], [100]]
 NODES = {"action_head": "nodes"}
-ENCODED = {"image_views": "encodings"}
 
 
 @pytest.mark.parametrize(
@@ -219,7 +218,6 @@ ENCODED = {"image_views": "encodings"}
     [
         *((kind, None, {}) for kind in ("vector", "discrete", "image_hwc", "image_chw", "mixed")),
         *((kind, None, {}) for kind in ("graph_edges", "set")),
-        *((kind, None, ENCODED) for kind in ("image_hwc", "mixed")),
         ("vector", ACTIONS["mixed"], {}),
         ("vector", ACTIONS["multidiscrete"], {}),
         ("graph_edges", Discrete(9), NODES),

@@ -20,7 +20,7 @@ from cleanrl_graph.services.workers import WorkerEnvs
 
 VERSION = 1  # of the names that services need of a script
 NAMES = (
-    "Args UsageError Leaf Flat Step Envs Part Run Agent Memory make_env leaves_of arrays_of "
+    "Args UsageError STEP Leaf Flat Step Envs Part Run Agent Memory make_env leaves_of arrays_of "
     "parts_of group_of acting_group scale_of make_conv seed start train play"
 ).split()
 

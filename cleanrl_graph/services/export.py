@@ -273,6 +273,7 @@ class Program(nn.Module):
         self.greedy = greedy
         self.has_value = policy.has_value
         self.ragged = policy.script.Ragged
+        self.step_group = policy.script.STEP
         self.memory = memory_of(policy)
         self.memory_forms = {}
         if self.memory:
@@ -318,7 +319,7 @@ class Program(nn.Module):
             outputs["value"] = value
         if isinstance(action, Tensor):  # of ppo_graph_agents.py
             action = {self.agent.head.acting: action}
-        once = action.get("")
+        once = action.get(self.step_group)
         acting = action.get(self.agent.head.acting)
         rows = [once, acting]  # of the factors drawn once, of those in a Sequence
         for path, is_row, shape, box, start in self.factors:
@@ -389,7 +390,7 @@ def factors_of(policy: Policy) -> list[tuple]:
             box = torch.as_tensor(box, dtype=torch.float64)
         dtype = getattr(torch, str(leaf.dtype))
         start = torch.as_tensor(getattr(leaf.space, "start", 0), dtype=dtype)
-        factors.append((leaf.path, leaf.group != "", leaf.space.shape, box, start))
+        factors.append((leaf.path, leaf.is_ragged, leaf.space.shape, box, start))
     return factors
 
 

@@ -263,7 +263,7 @@ class Policy:
         self.envs = checked(script)([partial(Spaces, env)] * size, args)  # reads and checks
         for parts in self.envs.parts:
             parts[:] = [
-                part._replace(n=max(part.n, most)) if part.group else part for part in parts
+                part if part.group is None else part._replace(n=max(part.n, most)) for part in parts
             ]
         with patched(script):
             agent = script.Agent(self.envs.leaves, env.action_space, args)

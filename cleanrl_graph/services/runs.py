@@ -287,7 +287,7 @@ class Services:
 def sizes(storage: Any) -> dict[str, float]:
     """Of stored observations: bytes of each, the share that padding would waste, rows per group."""
     flat = storage.whole()
-    num_steps = len(flat.counts[""])
+    num_steps = flat.size
     scalars = {}
     used = 0
     padded = 0
@@ -296,7 +296,7 @@ def sizes(storage: Any) -> dict[str, float]:
         row_bytes = leaf.dtype.itemsize * math.prod(leaf.space.shape)
         used += int(num.sum()) * row_bytes
         padded += int(num.max()) * num_steps * row_bytes
-        if leaf.group and leaf.is_input:
+        if leaf.is_ragged and leaf.is_input:
             scalars[f"charts/rows/{leaf.group}"] = num.mean()
     scalars["charts/obs_bytes_per_step"] = used / num_steps
     scalars["charts/padding_avoided"] = (padded - used) / (padded or 1)

@@ -333,7 +333,7 @@ def test_wrong_node_ids(kwargs, message):
 def test_which_side_is_channels(shape, chw):
     """The one that is unlike the others; two sides are an image with one channel."""
     leaf = ppo_graph.Leaf("obs", spaces.Box(0, 1, shape), "")
-    assert bool(leaf.channels) == (chw is not None)
+    assert leaf.is_image == (chw is not None)
     if chw:
         images = torch.rand(5, 2, *shape)  # two frames
         net, one = ppo_graph.CNN(leaf, num_frames=2), ppo_graph.CNN(leaf)

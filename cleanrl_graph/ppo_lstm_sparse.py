@@ -215,14 +215,14 @@ def average_gradients(agent: nn.Module) -> None:
         nn.utils.vector_to_parameters(total / WORLD_SIZE, grads)
 
 
-def seed(args: Any) -> None:
+def seed(args: Args) -> None:
     """Seeds all generators: torch's alike on all ranks, which make the same weights."""
     random.seed(args.seed + RANK)
     np.random.seed((args.seed + RANK) % 2**32)
     torch.manual_seed(args.seed)
 
 
-def start(args: Any) -> torch.device:
+def start(args: Args) -> torch.device:
     """The device of this rank. Connects the ranks and sets torch's threads."""
     device = torch.device("cpu")
     if torch.cuda.is_available() and args.cuda:
@@ -419,7 +419,7 @@ def join(flats: list[Flat], concatenate: Callable = np.concatenate) -> Flat:
 
 # --- shared: environments ---
 # ---- Environments: made from the flags, stepped one after the other ----
-def make_env(args: Any, i: int = 0, /, **more) -> gym.Env:
+def make_env(args: Args, i: int = 0, /, **more) -> gym.Env:
     """Environment i of all ranks, with `more` keyword arguments."""
     tasks = args.env_kwargs if isinstance(args.env_kwargs, list) else [args.env_kwargs]
     kwargs = {"disable_env_checker": True} | tasks[i % len(tasks)] | more
@@ -789,7 +789,7 @@ class GNN(nn.Module):
     """Node embeddings [nodes, dim] of a batch of graphs in PyG's convention. Residual layers with
     pre-norm: h + relu(conv(norm(h))), with --graph-context h + relu(conv(norm(h)) + context)."""
 
-    def __init__(self, node_dim: int, edge_dim: int, args: Any):
+    def __init__(self, node_dim: int, edge_dim: int, args: Args):
         super().__init__()
         dim = args.gnn_dim
         self.embed = nn.Linear(node_dim, dim)
@@ -827,20 +827,20 @@ class Encoder(nn.Module):
     layers; a readout makes one vector of each graph or set. Elements are embedded nodes, embedded
     rows of a set, and the features of edges."""
 
-    def __init__(self, leaves: list[Leaf], args: Any):
+    def __init__(self, leaves: list[Leaf], args: Args):
         super().__init__()
         self.leaves = [leaf for leaf in leaves if leaf.is_input]
         self.links = {leaf.nodes: leaf.path for leaf in self.leaves if leaf.is_links}
-        self.rows = nn.ModuleDict()  # key(path of a leaf) -> Rows or CNN
+        self.rows = nn.ModuleDict()  # module_key(path of a leaf) -> Rows or CNN
         widths = Counter()  # group -> columns of its leaves side by side
         for leaf in self.leaves:
             if leaf.is_links:
                 continue
             net = CNN(leaf) if leaf.is_image else Rows(leaf, args.norm_obs)
-            self.rows[key(leaf.path)] = net
+            self.rows[module_key(leaf.path)] = net
             widths[leaf.group] += net.dim
         dim = args.gnn_dim
-        self.nets = nn.ModuleDict()  # key(group of nodes, or of a set) -> GNN or MLP
+        self.nets = nn.ModuleDict()  # module_key(group of nodes, or of a set) -> GNN or MLP
         self.dim = widths.pop(STEP, 0)  # of the features
         self.element_dims = {}  # group -> width of `Project.inputs`
         edge_dims = {nodes: widths.pop(links, 0) for nodes, links in self.links.items()}
@@ -848,11 +848,13 @@ class Encoder(nn.Module):
             self.element_dims[group] = dim
             self.dim += 2 * dim + 1  # as `pool` returns
             if group in edge_dims:
-                self.nets[key(group)] = GNN(width, edge_dims[group], args)
+                self.nets[module_key(group)] = GNN(width, edge_dims[group], args)
                 self.element_dims[self.links[group]] = 2 * dim + edge_dims[group]
             else:
                 net = mlp([width, dim, dim], args.activation)
-                self.nets[key(group)] = net.extend(SetLayer(dim) for _ in range(args.set_layers))
+                self.nets[module_key(group)] = net.extend(
+                    SetLayer(dim) for _ in range(args.set_layers)
+                )
 
     def forward(self, obs: Obs) -> tuple[Tensor, dict[str, Ragged]]:
         rows = {}  # group -> its leaves side by side, [rows, width]
@@ -860,7 +862,7 @@ class Encoder(nn.Module):
             if leaf.is_links:
                 continue
             values, ptr, batch = obs[leaf.path]
-            columns = self.rows[key(leaf.path)](values)
+            columns = self.rows[module_key(leaf.path)](values)
             if leaf.group in rows:
                 columns = torch.cat([rows[leaf.group].values, columns], 1)
             rows[leaf.group] = Ragged(columns, ptr, batch)
@@ -873,7 +875,7 @@ class Encoder(nn.Module):
                 none = rows[nodes].values.new_empty(len(obs[links].values), 0)
                 elements[links] = obs[links]._replace(values=none)
         for group, (x, ptr, batch) in rows.items():
-            net = self.nets[key(group)]
+            net = self.nets[module_key(group)]
             if group in self.links:
                 links = self.links[group]
                 edge_index = obs[links].values.t().contiguous()
@@ -894,7 +896,7 @@ class Encoder(nn.Module):
         for leaf in self.leaves:
             if leaf.is_links:
                 continue
-            net = self.rows[key(leaf.path)]
+            net = self.rows[module_key(leaf.path)]
             if isinstance(net, Rows) and net.norm_obs:
                 net.observe(obs[leaf.path].values)
 
@@ -918,7 +920,7 @@ def policy_leaves(leaves: list[Leaf], names: tuple[str, ...]) -> list[Leaf]:
     return [leaf for leaf in leaves if leaf not in hidden]
 
 
-def key(path: str) -> str:
+def module_key(path: str) -> str:
     """The key of a leaf's path in a ModuleDict, where dots and names such as "keys" are refused."""
     path = path.replace("~", "~0").replace("/", "~1")  # "a/b" is not "a.b"
     return "leaf/" + path.replace(".", "/")
@@ -1049,7 +1051,7 @@ def acting_group(space: gym.Space, leaves: list[Leaf], head: str) -> str | None:
     return group
 
 
-def parts_of(space: gym.Space, leaves: list[Leaf], args: Any) -> list[Part]:
+def parts_of(space: gym.Space, leaves: list[Leaf], args: Args) -> list[Part]:
     """The factors of an action space in its order, those that rows draw last. All Discrete ones
     choose from what --action-head says, but with auto those of a Dict, and with a Sequence all,
     from what their names say. UsageError for a flag or a mask that fits nothing."""
@@ -1080,7 +1082,7 @@ def parts_of(space: gym.Space, leaves: list[Leaf], args: Any) -> list[Part]:
     return with_masks(parts, space, leaves, args)
 
 
-def with_masks(parts: list[Part], space: gym.Space, leaves: list[Leaf], args: Any) -> list[Part]:
+def with_masks(parts: list[Part], space: gym.Space, leaves: list[Leaf], args: Args) -> list[Part]:
     """The parts of `space` with their masks: a leaf "action_mask" for all, or one of a part's name,
     with k * n entries for each or, for choices, one per row, of all or of each in order. If they
     are drawn in sequence, one of a part's own name may have these for each value of the part
@@ -1230,7 +1232,7 @@ class PartHead(nn.Module):
     ends. With --autoregressive the next part's latent depends on it, if there `is_next` one."""
 
     def __init__(
-        self, part: Part, nodes: str | None, dim: int, dims: dict, args: Any, is_next: bool
+        self, part: Part, nodes: str | None, dim: int, dims: dict, args: Args, is_next: bool
     ):
         super().__init__()
         self.part = part
@@ -1330,7 +1332,7 @@ class ActionHead(nn.Module):
     without one, has its own latent and action; log-probability and entropy are sums over the
     rows."""
 
-    def __init__(self, space: gym.Space, leaves: list[Leaf], dim: int, dims: dict, args: Any):
+    def __init__(self, space: gym.Space, leaves: list[Leaf], dim: int, dims: dict, args: Args):
         super().__init__()
         self.space = space
         parts = parts_of(space, leaves, args)
@@ -1391,6 +1393,16 @@ class ActionHead(nn.Module):
         """Elements of the action space for the environments, whose observations have `counts`."""
         arrays = {rows: values.cpu().numpy() for rows, values in action.items()}
         return to_env_actions(self.space, arrays, self.acting, counts[self.acting])
+
+
+def join_actions(actions: list[Action]) -> Action:
+    """The actions of all steps, one after the other."""
+    return {rows: torch.cat([action[rows] for action in actions]) for rows in actions[0]}
+
+
+def select_action(action: Action, places: dict[str, Tensor]) -> Action:
+    """The rows of an action at these places of each group, as `Storage.gather` returns them."""
+    return {rows: values[places[rows]] for rows, values in action.items()}
 
 
 # --- end shared: action head ---

@@ -271,7 +271,7 @@ def precision(layer: str, width: int, size: int, args: kit.Args, deadline: float
     encoder = ppo_graph.Encoder(leaves, ppo_graph.Args(gnn=name, gnn_dim=width))
     encoder.to(device)
     if not plain:
-        for conv in encoder.nets[ppo_graph.key("graph.nodes")].convs:
+        for conv in encoder.nets[ppo_graph.module_key("graph.nodes")].convs:
             layers.accelerate(conv)
     obs = ppo_graph.Storage(leaves, device).append(envs.collate(arrays[:size]))
     parameters, before = list(encoder.parameters()), torch.get_float32_matmul_precision()

@@ -106,7 +106,7 @@ class Views:
     def __init__(self, policy: Policy):
         agent = policy.agent
         self.embed_action = policy.script.embed_action
-        self.images = {policy.script.key(leaf.path): leaf for leaf in agent.images}
+        self.images = {policy.script.module_key(leaf.path): leaf for leaf in agent.images}
         self.places = {}  # table -> places of the steps that are shown, -1 is the newest
         self.forms = {}
         dims = {"obs": agent.encoder.dim, "actions": agent.action_dim, "rewards": 1}

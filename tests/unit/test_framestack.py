@@ -196,7 +196,7 @@ def reference_views(part, log, position):
             entry = window(log, position, shift)
             parts.append(torch.zeros(dim) if entry is None else read(entry))
     for k, leaf in enumerate(envs.leaves):
-        name = script.key(leaf.path)
+        name = script.module_key(leaf.path)
         if name in agent.cnns:
             shape, images, net = leaf.space.shape, [], agent.cnns[name]
             for shift in agent.shifts[name]:
@@ -304,7 +304,7 @@ def test_each_step_is_stored_once(kind):
     values = iter(mine.values)
     for leaf, rows in zip(part.envs.leaves, expected.values, strict=True):
         if kind == "image_chw":
-            table = part.memory.tables[script.key(leaf.path)]
+            table = part.memory.tables[script.module_key(leaf.path)]
             stored = table[1 : 1 + len(rows)]
             assert table.dtype == rows.dtype and not table[0].any()
         else:

@@ -95,9 +95,8 @@ class Args:
     gnn_dim: int = 64
     """width of node, edge and set-element embeddings"""
     gnn_aggr: Literal["sum", "mean", "max"] = "sum"
-    """how a node aggregates its incoming messages; gatv2 and transformer sum them by attention"""
-    readout: Literal["sum", "mean", "max", "meanmax"] = "meanmax"
-    """how nodes of a graph, or elements of a set, become one vector"""
+    """how a node aggregates its incoming messages; gatv2 and transformer sum them by attention.
+    speed/tables.md compares them"""
     set_layers: int = 0
     """layers in which each element of a set sees mean, maximum and number of all, for choices that
     compare elements, as in NearestToMarked-v0"""
@@ -140,9 +139,10 @@ class Args:
     the advantages' std"""
     adv_floor_decay: float = 0.0
     """if above 0, adv_floor takes the largest std of the returns so far, which decays by this
-    factor at each update"""
+    factor at each update; 0.999 in the tables of ppo_framestack.py and ppo_gtrxl.py"""
     amsgrad: bool = False
-    """makes Adam AMSGrad (Reddi et al. 2018), whose steps stay small after large gradients"""
+    """makes Adam AMSGrad (Reddi et al. 2018), whose steps stay small after large gradients, as in
+    the tables of ppo_framestack.py and ppo_gtrxl.py"""
     clip_coef: float = 0.2
     """the surrogate clipping coefficient"""
     clip_vloss: bool = True
@@ -194,14 +194,14 @@ def average_gradients(agent: nn.Module) -> None:
         nn.utils.vector_to_parameters(total / WORLD_SIZE, grads)
 
 
-def seed(args: Any) -> None:
+def seed(args: Args) -> None:
     """Seeds all generators: torch's alike on all ranks, which make the same weights."""
     random.seed(args.seed + RANK)
     np.random.seed((args.seed + RANK) % 2**32)
     torch.manual_seed(args.seed)
 
 
-def start(args: Any) -> torch.device:
+def start(args: Args) -> torch.device:
     """The device of this rank. Connects the ranks and sets torch's threads."""
     device = torch.device("cpu")
     if torch.cuda.is_available() and args.cuda:
@@ -220,7 +220,7 @@ def start(args: Any) -> torch.device:
 
 
 def complete(args: Args, leaves: list["Leaf"]) -> None:
-    """Sets the flags that are computed in runtime."""
+    """Sets num_iterations."""
     args.num_iterations = args.total_timesteps // (args.num_envs * args.num_steps * WORLD_SIZE)
 
 
@@ -231,38 +231,59 @@ class UsageError(ValueError):
 # --- shared: observations ---
 # ---- Observations: a space is a list of leaves, N observations are rows one after the other ----
 NOT_INPUT = ("action_mask", "node_ids")  # no network sees them: what is allowed, which row is whose
+STEP = ""  # the group with one row per step; no set can have its name, as no path is empty
 
 
 class Leaf(NamedTuple):
     """One array of an observation, as rows of `space`. All leaves of a group have the same number
-    of rows: one per step in the group "", any number in the others, which are named after a set, or
-    are the nodes or the edges of a graph. A mask with rows is a group of its own, and so are
+    of rows: one per step in the group STEP, any number in the others, which are named after a set,
+    or are the nodes or the edges of a graph. A mask with rows is a group of its own, and so are
     node_ids."""
 
     path: str  # "graph.nodes", "position"
     space: gym.Space
     group: str
-    nodes: str = ""  # of links and edges: the group of the nodes that they connect
+    nodes: str | None = None  # of links and edges: the group of the nodes that they connect
 
     @property
     def is_input(self) -> bool:
         return self.path.split(".")[0] not in NOT_INPUT
 
     @property
-    def is_links(self) -> bool:
-        """Whether its rows are pairs of node indices, source and target."""
-        return self.nodes != "" and self.path == self.group
+    def is_ragged(self) -> bool:
+        """Whether steps may have any number of its rows."""
+        return self.group != STEP
 
     @property
-    def channels(self) -> int:
-        """Where those of an image are: -1 (HWC), or -3 (CHW, and HW, which has one). They are the
-        side unlike both others or, if that is not clear, the first if it is the smallest. 0 for
-        what is no image, with fewer than 8 x 8 pixels."""
+    def is_links(self) -> bool:
+        """Whether its rows are pairs of node indices, source and target."""
+        return self.nodes is not None and self.path == self.group
+
+    @property
+    def whole(self) -> str:
+        """The path of what enters whole, if at all: a graph's nodes, a set, or the leaf alone."""
+        if self.nodes is not None:
+            return self.nodes
+        return self.group if self.is_ragged else self.path
+
+    @property
+    def sides(self) -> tuple[int, ...]:
+        """The lengths of an image's three axes, in their order; of HW the first is 1."""
+        return (1, *self.space.shape)[-3:]
+
+    @property
+    def is_image(self) -> bool:
+        """Whether a row has 8 x 8 pixels or more, HWC, CHW or HW."""
         if not isinstance(self.space, spaces.Box) or len(self.space.shape) not in (2, 3):
-            return 0
-        first, middle, last = [1, *self.space.shape][-3:]
-        if min(middle, max(first, last)) < 8:
-            return 0
+            return False
+        first, middle, last = self.sides
+        return min(middle, max(first, last)) >= 8
+
+    @property
+    def channel_axis(self) -> int:
+        """The axis of an image's channels: -1 (HWC), or -3 (CHW, and HW, which has one). It is the
+        side unlike both others or, if that is not clear, the first if it is the smallest."""
+        first, middle, last = self.sides
         return -1 if middle != last and (first >= middle or first > last) else -3
 
     @property
@@ -275,26 +296,30 @@ class Leaf(NamedTuple):
         return dtype
 
 
+def is_below(path: str, name: str) -> bool:
+    """Whether `name` is the path or begins it: "goal.position" is below "goal"."""
+    return f"{path}.".startswith(f"{name}.")
+
+
 def children_of(space: gym.Space) -> list[tuple]:
     """(key, space) of the children of a Dict or Tuple."""
     return list(space.items() if isinstance(space, spaces.Dict) else enumerate(space))
 
 
-def leaves_of(space: gym.Space, path: str = "", group: str = "") -> list[Leaf]:
+def leaves_of(space: gym.Space, path: str = "", group: str = STEP) -> list[Leaf]:
     """The leaves of `space` in a fixed order. UsageError names a space that is not supported.
 
     Those of Dict(goal=Box(-1, 1, (3,)), graph=Graph(Box(0, 1, (8,)), None)) are "goal" in the group
-    "", a row per step, and "graph.nodes" and "graph.edge_links", each in a group of its own
-    name."""
+    STEP, and "graph.nodes" and "graph.edge_links", each in a group of its own name."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         leaves = []
         for k, child in children_of(space):
             leaves += leaves_of(child, f"{path}.{k}".removeprefix("."), group)
         return leaves
     path = path or "obs"  # of a space that is not inside another
-    if isinstance(space, spaces.Sequence) and not group:
+    if isinstance(space, spaces.Sequence) and group == STEP:
         return leaves_of(space.feature_space, path, path)
-    if isinstance(space, spaces.Graph) and not group:
+    if isinstance(space, spaces.Graph) and group == STEP:
         nodes = f"{path}.nodes"
         links = f"{path}.edge_links"
         pair = spaces.MultiDiscrete([2**31 - 1] * 2, np.int32)
@@ -311,6 +336,13 @@ def leaves_of(space: gym.Space, path: str = "", group: str = "") -> list[Leaf]:
     )
 
 
+def num_leaves(row: gym.Space) -> int:
+    """The number of leaves in the rows of a set."""
+    if not isinstance(row, (spaces.Dict, spaces.Tuple)):
+        return 1
+    return sum(num_leaves(child) for _, child in children_of(row))
+
+
 def arrays_of(space: gym.Space, obs: Any) -> list:
     """The arrays in an observation, in the order of `leaves_of`; None means no rows."""
     if isinstance(space, spaces.Graph):
@@ -320,7 +352,7 @@ def arrays_of(space: gym.Space, obs: Any) -> list:
         if space.stack:
             return arrays_of(row, obs)
         columns = list(zip(*[arrays_of(row, each) for each in obs]))  # of a tuple of rows
-        return columns or [None] * len(leaves_of(row, group="rows"))
+        return columns or [None] * num_leaves(row)
     if not isinstance(space, (spaces.Dict, spaces.Tuple)):
         return [obs]
     arrays = []
@@ -347,7 +379,7 @@ class Flat(NamedTuple):
     @property
     def size(self) -> int:
         """The number of observations."""
-        return len(self.counts[""])
+        return len(self.counts[STEP])
 
 
 def join(flats: list[Flat], concatenate: Callable = np.concatenate) -> Flat:
@@ -362,7 +394,7 @@ def join(flats: list[Flat], concatenate: Callable = np.concatenate) -> Flat:
 
 # --- shared: environments ---
 # ---- Environments: made from the flags, stepped one after the other ----
-def make_env(args: Any, i: int = 0, /, **more) -> gym.Env:
+def make_env(args: Args, i: int = 0, /, **more) -> gym.Env:
     """Environment i of all ranks, with `more` keyword arguments."""
     tasks = args.env_kwargs if isinstance(args.env_kwargs, list) else [args.env_kwargs]
     kwargs = {"disable_env_checker": True} | tasks[i % len(tasks)] | more
@@ -429,7 +461,7 @@ class Envs:
         """The rows of each leaf, copied: the environment may write into its arrays."""
         rows = []
         for leaf, array in zip(self.leaves, arrays_of(self.space, obs)):
-            if leaf.group == "":
+            if not leaf.is_ragged:
                 array = [array]
             elif array is None:
                 array = np.zeros((0, *leaf.space.shape), leaf.dtype)
@@ -439,7 +471,7 @@ class Envs:
     def collate(self, observations: list[list[np.ndarray]]) -> Flat:
         """A Flat of what `read` returned."""
         values = []
-        counts = {"": np.ones(len(observations), np.int64)}
+        counts = {STEP: np.ones(len(observations), np.int64)}
         for leaf, rows in zip(self.leaves, zip(*observations)):
             counts.setdefault(leaf.group, np.fromiter(map(len, rows), np.int64))
             values.append(np.concatenate(rows, dtype=leaf.dtype, casting="unsafe"))
@@ -464,7 +496,7 @@ class Ragged(NamedTuple):
     batch: Tensor  # int64 [rows], the observation that a row belongs to
 
 
-Obs = dict[str, Ragged]  # leaf path -> its rows; in the group "" row b is that of observation b
+Obs = dict[str, Ragged]  # leaf path -> its rows; in the group STEP row b is that of observation b
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
@@ -526,7 +558,7 @@ class Storage:
 
     def gather(self, idx: np.ndarray) -> tuple[Obs, dict[str, Tensor]]:
         """The observations `idx` (int64 [B], repeats allowed), one selection of rows per leaf; and
-        for each group where its rows are stored, int64. In the group "" that is `idx` itself."""
+        for each group where its rows are stored, int64. In the group STEP that is `idx` itself."""
         values, counts = self.whole()
         places = [ranges((num.cumsum() - num)[idx], num[idx]) for num in counts.values()]
         places = dict(zip(counts, pack(places, self.device)))
@@ -637,12 +669,11 @@ class CNN(nn.Module):
     def __init__(self, leaf: Leaf, num_frames: int = 1):
         super().__init__()
         self.dim = 512
-        self.norm_obs = False  # read by Encoder.observe; images are not normalised
         high = float(leaf.space.high.max())
         self.scale = 1 / high if 0 < high < 1e6 else 1.0
-        self.channels = leaf.channels
-        sides = [1, *leaf.space.shape][-3:]
-        num_in = sides.pop(self.channels) * num_frames
+        self.channel_axis = leaf.channel_axis
+        sides = list(leaf.sides)
+        num_in = sides.pop(self.channel_axis) * num_frames
         self.shape = (num_in, *sides)
         spec = [(32, 3, 2), (64, 3, 1)]  # channels, kernel, stride
         if min(sides) >= 36:
@@ -656,7 +687,7 @@ class CNN(nn.Module):
         self.net.append(layer_init(nn.Linear(num_features, self.dim))).append(nn.ReLU())
 
     def forward(self, images: Tensor) -> Tensor:
-        images = images.movedim(self.channels, -3).reshape(-1, *self.shape)
+        images = images.movedim(self.channel_axis, -3).reshape(-1, *self.shape)
         return self.net(images.float() * self.scale)
 
 
@@ -694,13 +725,13 @@ def gin_with_edges() -> type:
     return GINWithEdges
 
 
-def pool(h: Tensor, ptr: Tensor, modes: list[str]) -> Tensor:
-    """Rows [rows, dim] to [B, len(modes) * dim + 1]; the last is log(1 + number of rows)."""
+def pool(h: Tensor, ptr: Tensor) -> Tensor:
+    """Mean, maximum and log(1 + number) of the rows of each observation, [rows, dim] to [B, 2 * dim
+    + 1]. All are 0 where there are no rows."""
     numbers = torch.arange(len(h), device=h.device)
-    pooled = []
-    for mode in modes:  # zero where there are no rows
-        pooled.append(F.embedding_bag(numbers, h, ptr, mode=mode, include_last_offset=True))
-    return torch.cat([*pooled, ptr.diff()[:, None].log1p()], 1)
+    mean = F.embedding_bag(numbers, h, ptr, mode="mean", include_last_offset=True)
+    maximum = F.embedding_bag(numbers, h, ptr, mode="max", include_last_offset=True)
+    return torch.cat([mean, maximum, ptr.diff()[:, None].log1p()], 1)
 
 
 class Context(nn.Linear):
@@ -711,7 +742,7 @@ class Context(nn.Linear):
         super().__init__(2 * dim + 1, dim, bias=False)
 
     def forward(self, h: Tensor, ptr: Tensor, batch: Tensor) -> Tensor:
-        return select_rows(super().forward(pool(h, ptr, ["mean", "max"])), batch)
+        return select_rows(super().forward(pool(h, ptr)), batch)
 
 
 class SetLayer(nn.Module):
@@ -733,7 +764,7 @@ class GNN(nn.Module):
     """Node embeddings [nodes, dim] of a batch of graphs in PyG's convention. Residual layers with
     pre-norm: h + relu(conv(norm(h))), with --graph-context h + relu(conv(norm(h)) + context)."""
 
-    def __init__(self, node_dim: int, edge_dim: int, args: Any):
+    def __init__(self, node_dim: int, edge_dim: int, args: Args):
         super().__init__()
         dim = args.gnn_dim
         self.embed = nn.Linear(node_dim, dim)
@@ -766,65 +797,70 @@ class GNN(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Observation -> (features [B, dim], elements {group: Ragged}). The group "" enters as it is,
-    images through a CNN, graphs through a GNN, sets through an MLP per row, then set layers; a
-    readout makes one vector of each graph or set. Elements are embedded nodes, embedded rows of a
-    set, and the features of edges."""
+    """Observation -> (features [B, dim], elements {group: Ragged}). Leaves of the group STEP enter
+    as they are, images through a CNN, graphs through a GNN, sets through an MLP per row, then set
+    layers; a readout makes one vector of each graph or set. Elements are embedded nodes, embedded
+    rows of a set, and the features of edges."""
 
-    def __init__(self, leaves: list[Leaf], args: Any):
+    def __init__(self, leaves: list[Leaf], args: Args):
         super().__init__()
         self.leaves = [leaf for leaf in leaves if leaf.is_input]
         self.links = {leaf.nodes: leaf.path for leaf in self.leaves if leaf.is_links}
-        self.readouts = ["mean", "max"] if args.readout == "meanmax" else [args.readout]
-        self.rows = nn.ModuleDict()  # key(path of a leaf) -> Rows or CNN
+        self.rows = nn.ModuleDict()  # module_key(path of a leaf) -> Rows or CNN
         widths = Counter()  # group -> columns of its leaves side by side
         for leaf in self.leaves:
             if leaf.is_links:
                 continue
-            net = CNN(leaf) if leaf.channels else Rows(leaf, args.norm_obs)
-            self.rows[key(leaf.path)] = net
+            net = CNN(leaf) if leaf.is_image else Rows(leaf, args.norm_obs)
+            self.rows[module_key(leaf.path)] = net
             widths[leaf.group] += net.dim
         dim = args.gnn_dim
-        self.nets = nn.ModuleDict()  # key(group of nodes, or of a set) -> GNN or MLP
-        self.dim = widths.pop("", 0)  # of the features
+        self.nets = nn.ModuleDict()  # module_key(group of nodes, or of a set) -> GNN or MLP
+        self.dim = widths.pop(STEP, 0)  # of the features
         self.element_dims = {}  # group -> width of `Project.inputs`
         edge_dims = {nodes: widths.pop(links, 0) for nodes, links in self.links.items()}
         for group, width in widths.items():
             self.element_dims[group] = dim
-            self.dim += len(self.readouts) * dim + 1  # as `pool` returns
+            self.dim += 2 * dim + 1  # as `pool` returns
             if group in edge_dims:
-                self.nets[key(group)] = GNN(width, edge_dims[group], args)
+                self.nets[module_key(group)] = GNN(width, edge_dims[group], args)
                 self.element_dims[self.links[group]] = 2 * dim + edge_dims[group]
             else:
                 net = mlp([width, dim, dim], args.activation)
-                self.nets[key(group)] = net.extend(SetLayer(dim) for _ in range(args.set_layers))
+                self.nets[module_key(group)] = net.extend(
+                    SetLayer(dim) for _ in range(args.set_layers)
+                )
 
     def forward(self, obs: Obs) -> tuple[Tensor, dict[str, Ragged]]:
         rows = {}  # group -> its leaves side by side, [rows, width]
         for leaf in self.leaves:
-            values, ptr, batch = obs[leaf.path]
             if leaf.is_links:
-                columns = values.new_zeros(len(values), 0, dtype=torch.float32)  # none
-            else:
-                columns = self.rows[key(leaf.path)](values)
+                continue
+            values, ptr, batch = obs[leaf.path]
+            columns = self.rows[module_key(leaf.path)](values)
             if leaf.group in rows:
                 columns = torch.cat([rows[leaf.group].values, columns], 1)
             rows[leaf.group] = Ragged(columns, ptr, batch)
-        features = [rows.pop("").values] if "" in rows else []
+        features = [rows.pop(STEP).values] if STEP in rows else []
+        elements = {}
+        for nodes, links in self.links.items():
+            if links in rows:
+                elements[links] = rows.pop(links)
+            else:  # edges without features
+                none = rows[nodes].values.new_empty(len(obs[links].values), 0)
+                elements[links] = obs[links]._replace(values=none)
         for group, (x, ptr, batch) in rows.items():
-            if key(group) not in self.nets:  # edges
-                continue
-            net = self.nets[key(group)]
+            net = self.nets[module_key(group)]
             if group in self.links:
                 links = self.links[group]
                 edge_index = obs[links].values.t().contiguous()
-                x = net(x, edge_index, rows[links].values, ptr, batch)
+                x = net(x, edge_index, elements[links].values, ptr, batch)
             else:
                 for layer in net:
                     x = layer(x, ptr, batch) if isinstance(layer, SetLayer) else layer(x)
-            rows[group] = Ragged(x, ptr, batch)
-            features.append(pool(x, ptr, self.readouts))
-        return torch.cat(features, 1), rows
+            elements[group] = Ragged(x, ptr, batch)
+            features.append(pool(x, ptr))
+        return torch.cat(features, 1), elements
 
     def beside(self, features: Tensor, obs: Obs) -> Tensor:
         """The features [B, any] with those of these leaves beside them."""
@@ -833,28 +869,33 @@ class Encoder(nn.Module):
     def observe(self, obs: Obs) -> None:
         """Adds the rows of the observations to the statistics of --norm-obs."""
         for leaf in self.leaves:
-            if not leaf.is_links and self.rows[key(leaf.path)].norm_obs:
-                self.rows[key(leaf.path)].observe(obs[leaf.path].values)
+            if leaf.is_links:
+                continue
+            net = self.rows[module_key(leaf.path)]
+            if isinstance(net, Rows) and net.norm_obs:
+                net.observe(obs[leaf.path].values)
 
 
-def critic_only(leaves: list[Leaf], args: Any) -> tuple[list[Leaf], Encoder]:
-    """(the leaves that the policy sees, the encoder of those that the critic sees besides). A
-    graph or set stays whole. UsageError for a name that is no key, or that of a mask or of ids."""
+def critic_leaves(leaves: list[Leaf], names: tuple[str, ...]) -> list[Leaf]:
+    """Those that --critic-only names: the policy does not see them. UsageError for a name that is
+    no key, or that of a mask or of ids."""
     hidden = []
-    for name in args.critic_only:
-        named = [
-            leaf
-            for leaf in leaves
-            if leaf.is_input and f"{leaf.nodes or leaf.group or leaf.path}.".startswith(f"{name}.")
-        ]
+    for name in names:
+        named = [leaf for leaf in leaves if leaf.is_input and is_below(leaf.whole, name)]
         if not named:
-            inputs = {leaf.nodes or leaf.group or leaf.path for leaf in leaves if leaf.is_input}
+            inputs = {leaf.whole for leaf in leaves if leaf.is_input}
             raise UsageError(f"--critic-only {name}: the inputs are {sorted(inputs)}")
         hidden += [leaf for leaf in named if leaf not in hidden]
-    return [leaf for leaf in leaves if leaf not in hidden], Encoder(hidden, args)
+    return hidden
 
 
-def key(path: str) -> str:
+def policy_leaves(leaves: list[Leaf], names: tuple[str, ...]) -> list[Leaf]:
+    """The leaves without those that --critic-only names."""
+    hidden = critic_leaves(leaves, names)
+    return [leaf for leaf in leaves if leaf not in hidden]
+
+
+def module_key(path: str) -> str:
     """The key of a leaf's path in a ModuleDict, where dots and names such as "keys" are refused."""
     path = path.replace("~", "~0").replace("/", "~1")  # "a/b" is not "a.b"
     return "leaf/" + path.replace(".", "/")
@@ -930,29 +971,33 @@ class Choice(Categorical):
 
 
 class Part(NamedTuple):
-    """One factor of the action, drawn once for each observation or by each row of a group: a choice
-    of a row of `group`; or, without a group, k entries with n options each; or, if n is 0, k
-    numbers."""
+    """One factor of the action, which each row of the group `rows` draws for itself: a choice of a
+    row of `group`; or, without a group, k entries with n options each; or, if n is 0, k numbers."""
 
     path: str  # in the action space: "action.amount"
-    rows: str  # the group of which each row draws its own, or ""
-    columns: slice  # the part's own in the action of its rows, [B, columns] or [rows, columns]
-    group: str
+    rows: str  # STEP: it is drawn once
+    columns: slice  # the part's own in the action of its rows, [rows, columns]
+    group: str | None
     k: int
     n: int  # of a choice: the most rows allowed
-    mask: str = ""  # path of the mask's leaf, or ""
+    mask: str | None = None  # path of the mask's leaf
     entries: slice | None = None  # the part's own in a row of the mask
     given: bool = False  # the mask has entries for each value of the part before: 2 x 3, not 3
 
+    @property
+    def is_per_row(self) -> bool:
+        """Whether each row of a ragged group draws its own."""
+        return self.rows != STEP
 
-def group_of(name: str, leaves: list[Leaf]) -> str:
+
+def group_of(name: str, leaves: list[Leaf]) -> str | None:
     """The group of rows that a name means, --action-head or a key of a Dict of actions: "nodes" of
-    the graph, or elements of the set; "edges"; the name of a group, or of a graph for its nodes; ""
-    for others. "auto" means avail_actions or, if the mask has rows, nodes. UsageError for a name
-    that can mean several."""
+    the graph, or elements of the set; "edges"; the name of a group, or of a graph for its nodes;
+    None for others. "auto" means avail_actions or, if the mask has rows, nodes. UsageError for a
+    name that can mean several."""
     if name == "flat":
-        return ""
-    groups = {leaf.group for leaf in leaves if leaf.group and leaf.is_input}
+        return None
+    groups = {leaf.group for leaf in leaves if leaf.is_ragged and leaf.is_input}
     links = {leaf.path: leaf.nodes for leaf in leaves if leaf.is_links}
     if name == "auto" and "avail_actions" in groups:
         name = "avail_actions"
@@ -965,23 +1010,23 @@ def group_of(name: str, leaves: list[Leaf]) -> str:
         found = found or set(links)
     if len(found) > 1:
         raise UsageError(f"'{name}' can mean each of {sorted(found)}: give one as --action-head")
-    return min(found, default="")
+    return min(found, default=None)
 
 
-def acting_group(space: gym.Space, leaves: list[Leaf], head: str) -> str:
+def acting_group(space: gym.Space, leaves: list[Leaf], head: str) -> str | None:
     """The group whose rows act, each on its own: what --action-head or, with auto, the name of the
-    Sequence in the action space says, else nodes; "" without a Sequence."""
-    names = {factor.group for factor in leaves_of(space, "action")} - {""}
+    Sequence in the action space says, else nodes; None without a Sequence."""
+    names = {factor.group for factor in leaves_of(space, "action") if factor.is_ragged}
     if not names:
-        return ""
+        return None
     name = min(names).removeprefix("action")[1:] or "nodes"
     group = group_of(name if head == "auto" else head, leaves)
-    if not group or len(names) > 1:
+    if group is None or len(names) > 1:
         raise UsageError(f"--action-head {head}: there are no such rows to act in {space}")
     return group
 
 
-def parts_of(space: gym.Space, leaves: list[Leaf], args: Any) -> list[Part]:
+def parts_of(space: gym.Space, leaves: list[Leaf], args: Args) -> list[Part]:
     """The factors of an action space in its order, those that rows draw last. All Discrete ones
     choose from what --action-head says, but with auto those of a Dict, and with a Sequence all,
     from what their names say. UsageError for a flag or a mask that fits nothing."""
@@ -991,15 +1036,16 @@ def parts_of(space: gym.Space, leaves: list[Leaf], args: Any) -> list[Part]:
     parts = []
     columns = Counter()  # group of the rows -> the first column that belongs to no part yet
     for factor in sorted(leaves_of(space, "action"), key=lambda factor: factor.group):
-        rows = acting if factor.group else ""
+        rows = acting if factor.is_ragged else STEP
         name = head
         if has_names:
-            name = factor.path.removeprefix(factor.group or "action")[1:]
+            name = factor.path.removeprefix(factor.group if factor.is_ragged else "action")[1:]
         options = num_options(factor.space) or [0]
         is_discrete = isinstance(factor.space, (spaces.Discrete, spaces.MultiDiscrete))
-        group = group_of(name, leaves) if is_discrete else ""
+        group = group_of(name, leaves) if is_discrete else None
         sizes = [(1, n) for n in options]  # (k, n) of the factor's parts
-        if len(set(options)) == 1 and not group and not (args.autoregressive and is_discrete):
+        is_one = group is None and not (args.autoregressive and is_discrete)
+        if is_one and len(set(options)) == 1:
             sizes = [(math.prod(factor.space.shape), options[0])]
         for i, (k, n) in enumerate(sizes):
             path = factor.path if len(sizes) == 1 else f"{factor.path}.{i}"
@@ -1011,7 +1057,7 @@ def parts_of(space: gym.Space, leaves: list[Leaf], args: Any) -> list[Part]:
     return with_masks(parts, space, leaves, args)
 
 
-def with_masks(parts: list[Part], space: gym.Space, leaves: list[Leaf], args: Any) -> list[Part]:
+def with_masks(parts: list[Part], space: gym.Space, leaves: list[Leaf], args: Args) -> list[Part]:
     """The parts of `space` with their masks: a leaf "action_mask" for all, or one of a part's name,
     with k * n entries for each or, for choices, one per row, of all or of each in order. If they
     are drawn in sequence, one of a part's own name may have these for each value of the part
@@ -1019,31 +1065,22 @@ def with_masks(parts: list[Part], space: gym.Space, leaves: list[Leaf], args: An
     nothing."""
     for leaf in leaves:
         width = math.prod(leaf.space.shape)
-        has_rows = leaf.group != ""
         used = 0  # entries that belong to parts
-        for i, part in enumerate(parts):
+        for i, (before, part) in enumerate(zip([None, *parts], parts)):
             name = part.path.replace("action", "action_mask", 1)
-            if part.n == 0 or not f"{name}.".startswith(f"{leaf.path}."):
+            if part.n == 0 or not is_below(name, leaf.path):
                 continue
-            size = 1 if part.group else part.k * part.n
-            rows = part.group or part.rows
-            before = parts[i - 1]
-            # given: has the mask these entries once for each value of the part before?
-            given = args.autoregressive and i > 0 and leaf.path == name
-            given = given and before.n > 0 and before.k == 1  # else it has no one value
-            if part.group:  # not where each row chooses
-                given = given and part.rows == ""
-            elif (has_rows, width) == (rows != "", size):  # it fits as it is
-                given = False
-            elif given:  # the values' entries are side by side, or in the rows to choose from
-                size *= 1 if before.group else before.n
-                rows = rows or before.group
-            if has_rows == (rows != ""):
-                if width == 1:  # one number per row is for all parts
-                    used = 0
-                entries = slice(used, used + size)
-                used += size
-                parts[i] = part._replace(mask=leaf.path, entries=entries, given=given)
+            can_depend = args.autoregressive and leaf.path == name and before is not None
+            can_depend = can_depend and before.n > 0 and before.k == 1  # else it has no one value
+            fit = fit_of(leaf, part, before if can_depend else None)
+            if fit is None:
+                continue
+            size, given = fit
+            if width == 1:  # one number per row is for all parts
+                used = 0
+            entries = slice(used, used + size)
+            used += size
+            parts[i] = part._replace(mask=leaf.path, entries=entries, given=given)
         if used != width and leaf.path.split(".")[0] == "action_mask":
             order = [part.path for part in parts[:9]]
             raise UsageError(
@@ -1053,6 +1090,24 @@ def with_masks(parts: list[Part], space: gym.Space, leaves: list[Leaf], args: An
                 f"{order}; Dict(a=..., b=...) keeps the order of its keys, Dict({{...}}) sorts them"
             )
     return parts
+
+
+def fit_of(leaf: Leaf, part: Part, before: Part | None) -> tuple[int, bool] | None:
+    """How a mask fits a part: (number of entries in a row of it, whether they are there once for
+    each value of the part `before`); None if it does not. `before` is None if the mask cannot
+    depend on it."""
+    if part.group is not None:  # an entry per row to choose from, but not for each value and row
+        given = before is not None and not part.is_per_row
+        return (1, given) if leaf.is_ragged else None
+    size = part.k * part.n
+    has_its_rows = leaf.is_ragged == part.is_per_row
+    if before is None:
+        return (size, False) if has_its_rows else None
+    if has_its_rows and size == math.prod(leaf.space.shape):  # it fits as it is
+        return size, False
+    if before.group is None:  # the values' entries are side by side
+        return (size * before.n, True) if has_its_rows else None
+    return (size, True) if leaf.is_ragged else None  # a row for each value
 
 
 def scale_of(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
@@ -1076,24 +1131,26 @@ def nearest(space: spaces.Box, values: np.ndarray) -> np.ndarray:
 
 
 def to_env_actions(
-    space: gym.Space, actions: dict[str, np.ndarray], counts: dict[str, np.ndarray]
+    space: gym.Space, actions: dict[str, np.ndarray], acting: str, counts: np.ndarray
 ) -> list:
     """Elements of `space` from `actions`, an Action as arrays, which are used up: each factor takes
     its columns, the first ones, out of the dict's array. Those of a Box are scaled, and the element
     next to them is taken. Each row makes one element, but what is a Sequence in element b is made
-    of the next counts[group][b] rows."""
+    of the next counts[b] rows of the group `acting`."""
     if isinstance(space, spaces.Sequence):
         each = space.feature_space
-        group = max(actions)  # the rows that act, not ""
-        rows = iter(to_env_actions(each, {"": actions[group]}, counts))
-        elements = [tuple(islice(rows, num)) for num in counts[group]]
+        rows = iter(to_env_actions(each, {STEP: actions[acting]}, STEP, counts))
+        elements = [tuple(islice(rows, num)) for num in counts]
         if space.stack:
             elements = [np.array(some, each.dtype).reshape(-1, *each.shape) for some in elements]
         return elements
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        rows = list(zip(*[to_env_actions(each, actions, counts) for _, each in children_of(space)]))
+        columns = []
+        for _, child in children_of(space):
+            columns.append(to_env_actions(child, actions, acting, counts))
+        rows = list(zip(*columns))
         return rows if isinstance(space, spaces.Tuple) else [dict(zip(space, row)) for row in rows]
-    values, actions[""] = np.split(actions[""], [math.prod(space.shape)], 1)
+    values, actions[STEP] = np.split(actions[STEP], [math.prod(space.shape)], 1)
     values = values.reshape(-1, *space.shape)
     if isinstance(space, spaces.Box):
         middle, scale = scale_of(space)
@@ -1101,20 +1158,21 @@ def to_env_actions(
     return list(values.astype(space.dtype) + getattr(space, "start", 0))
 
 
-Action = dict[str, Tensor]  # group of the rows that draw, or "" -> the columns of its parts
+Action = dict[str, Tensor]  # group of the rows that draw -> the columns of its parts
 
 
 class Project(nn.Linear):
-    """A linear layer of each row of a group; of edges relu(linear(source, target, features))."""
+    """A linear layer of each row of a group; of edges, which connect rows of the group `nodes`,
+    relu(linear(source, target, features))."""
 
-    def __init__(self, group: str, nodes: str, dims: dict[str, int], dim: int):
+    def __init__(self, group: str, nodes: str | None, dims: dict[str, int], dim: int):
         super().__init__(dims[group], dim)
         self.group = group
-        self.nodes = nodes  # of edges: the group of the nodes
+        self.nodes = nodes
 
     def forward(self, elements: dict[str, Ragged], obs: Obs) -> Tensor:
         rows = elements[self.group].values
-        if not self.nodes:
+        if self.nodes is None:
             return super().forward(rows)
         # Nodes are multiplied before they are selected: once per node, not once per edge
         h = elements[self.nodes].values
@@ -1129,7 +1187,7 @@ class Project(nn.Linear):
         """What the layer sees of these rows, [len(rows), dims[group]]: of edges source, target and
         features side by side."""
         chosen = elements[self.group].values[rows]
-        if not self.nodes:
+        if self.nodes is None:
             return chosen
         ends = obs[self.group].values[rows]
         return torch.cat([elements[self.nodes].values[ends].flatten(1), chosen], 1)
@@ -1147,43 +1205,50 @@ def pairs_of(acting: Ragged, options: Ragged, total: int | None) -> Ragged:
 
 def seen_dim(parts: list[Part], dims: dict[str, int]) -> int:
     """The width of `PartHead.embed` of these parts together."""
-    return sum(dims[part.group] if part.group else part.k * max(part.n, 1) for part in parts)
+    total = 0
+    for part in parts:
+        total += part.k * max(part.n, 1) if part.group is None else dims[part.group]
+    return total
 
 
 class PartHead(nn.Module):
-    """The distribution of one part of an action, given a latent [B, dim], or [rows, dim] if rows
-    draw it. `dims` are the encoder's element_dims; for a choice of an edge `nodes` is the group of
-    its ends."""
+    """The distribution of one part of an action, given a latent [rows, dim] of the rows that draw
+    it. `dims` are the encoder's element_dims; for a choice of an edge `nodes` is the group of its
+    ends. With --autoregressive the next part's latent depends on it, if there `is_next` one."""
 
-    def __init__(self, part: Part, nodes: str, dim: int, dims: dict[str, int], args: Any):
+    def __init__(
+        self, part: Part, nodes: str | None, dim: int, dims: dict, args: Args, is_next: bool
+    ):
         super().__init__()
         self.part = part
         self.log_std = None
         # Of a choice the width of an embedding
-        num_outputs = dims[nodes] if nodes else seen_dim([part], dims)
+        num_outputs = seen_dim([part], dims) if nodes is None else dims[nodes]
         if part.n == 0 and args.state_dependent_std:
             num_outputs *= 2
         elif part.n == 0:
             self.log_std = nn.Parameter(torch.zeros(part.k))
         self.output = layer_init(nn.Linear(dim, num_outputs), 0.01)  # nearly uniform at first
-        if part.group:
+        if part.group is not None:
             self.score = layer_init(nn.Linear(num_outputs, 1), 0.01)
             self.key = Project(part.group, nodes, dims, num_outputs)
-        self.condition = None  # with --autoregressive, how the next latent depends on this part
+        self.condition = None
+        if is_next and args.autoregressive:
+            self.condition = nn.Linear(seen_dim([part], dims), dim)
 
     def forward(
-        self, latent: Tensor, elements: dict[str, Ragged], obs: Obs, before: Tensor
+        self, latent: Tensor, elements: dict[str, Ragged], obs: Obs, before: Tensor | None
     ) -> Categorical | Normal:
-        """Its log_prob and entropy are [B, columns of the part]. `before` [B, any] is the action of
-        the part before, anything for the first. Where rows draw, B is their number."""
+        """Its log_prob and entropy are [rows, columns of the part]. `before` [rows, any] is the
+        action of the part before, None for the first."""
         part = self.part
         output = self.output(latent)
-        if part.group:
+        if part.group is not None:
             options = elements[part.group]
             keys = self.key(elements, obs)
-            if part.rows:
+            if part.is_per_row:
                 # A mask has an entry for each pair; without one this waits for the device
-                total = len(obs[part.mask].values) if part.mask else None
+                total = None if part.mask is None else len(obs[part.mask].values)
                 options = pairs_of(elements[part.rows], options, total)
                 keys = select_rows(keys, options.values)
             query = select_rows(output, options.batch)
@@ -1199,23 +1264,27 @@ class PartHead(nn.Module):
         return Normal(output, log_std.exp(), validate_args=False)
 
     def masked(
-        self, logits: Tensor, obs: Obs, before: Tensor, options: Ragged | None = None
+        self, logits: Tensor, obs: Obs, before: Tensor | None, options: Ragged | None = None
     ) -> Tensor:
         """LOWEST where the mask is 0: where all is masked, all is equally likely."""
         part = self.part
-        if not part.mask:
+        if part.mask is None:
             return logits
         values, ptr, _ = obs[part.mask]
         mask = values[..., None].flatten(1) != 0  # [B, or rows, entries]
         if not part.given:
             mask = mask[:, part.entries]
-        elif part.group:  # an entry per option, or per value of the part before and option
+        elif (
+            part.group is not None
+        ):  # an entry per option, or per value of the part before and option
             num = options.ptr.diff()
             first = torch.minimum(ptr[:-1] + before[:, 0].long() * num, ptr[1:] - num)
             first = first - options.ptr[:-1]
             mask = mask[first[options.batch] + torch.arange(len(logits), device=ptr.device)]
         else:
-            first = torch.arange(len(mask), device=ptr.device) if part.rows else ptr[:-1]
+            first = ptr[:-1]
+            if part.is_per_row:
+                first = torch.arange(len(mask), device=ptr.device)
             num = part.k * part.n
             mask = mask.reshape(-1, num)[first * (mask.shape[1] // num) + before[:, 0].long()]
         return torch.where(mask.reshape(logits.shape), logits, LOWEST)
@@ -1224,9 +1293,9 @@ class PartHead(nn.Module):
         """The part's action as a network's input, [B, seen_dim([part], dims)]: vector of the chosen
         row, one-hot vectors, or the numbers themselves."""
         part = self.part
-        if part.group:
+        if part.group is not None:
             first = elements[part.group].ptr[:-1]
-            if part.rows:
+            if part.is_per_row:
                 first = first[elements[part.rows].batch]
             return self.key.inputs(first + action.long().squeeze(1), elements, obs)
         if part.n:
@@ -1244,22 +1313,22 @@ class ActionHead(nn.Module):
     q = U latent: the score of a pointer network plus that of dot-product attention (Vaswani et al.
     2017). For an edge k = ReLU(W (source, target, features)). With `autoregressive` the parts are
     drawn in sequence. Each updates the latent of the next; the entropy is the sum of theirs, each
-    given the parts drawn before it. In a Sequence each row of the group `acting` has its own latent
-    and action; log-probability and entropy are sums over the rows."""
+    given the parts drawn before it. In a Sequence each row of the group `acting`, which is STEP
+    without one, has its own latent and action; log-probability and entropy are sums over the
+    rows."""
 
-    def __init__(self, space: gym.Space, leaves: list[Leaf], dim: int, dims: dict, args: Any):
+    def __init__(self, space: gym.Space, leaves: list[Leaf], dim: int, dims: dict, args: Args):
         super().__init__()
         self.space = space
         parts = parts_of(space, leaves, args)
-        nodes = {leaf.group: leaf.nodes for leaf in leaves} | {"": ""}
+        nodes = {leaf.group: leaf.nodes for leaf in leaves}
         self.heads = nn.ModuleList()
         for part in parts:
-            head = PartHead(part, nodes[part.group], dim, dims, args)
-            if args.autoregressive and part is not parts[-1]:
-                head.condition = nn.Linear(seen_dim([part], dims), dim)
+            is_next = part is not parts[-1]
+            head = PartHead(part, nodes.get(part.group), dim, dims, args, is_next)
             self.heads.append(head)
         self.acting = parts[-1].rows
-        if self.acting:
+        if self.acting != STEP:
             # A row's embedding -> its latent
             self.row = Project(self.acting, nodes[self.acting], dims, dim)
 
@@ -1276,15 +1345,16 @@ class ActionHead(nn.Module):
         and links."""
         taken = {}
         total = 0.0  # of log_prob and entropy
-        rows = ""
-        before = latent  # the action of the part before; the first one has none
+        rows = STEP
+        before = None  # the action of the part before
         for head in self.heads:
             part = head.part
             if part.rows != rows:  # from here on each row draws
                 rows = part.rows
                 _, ptr, batch = elements[rows]
                 latent = torch.tanh(select_rows(latent, batch) + self.row(elements, obs))
-                before = before[batch]
+                if before is not None:
+                    before = before[batch]
             probs = head(latent, elements, obs, before)
             if action is not None:
                 choice = action[rows][:, part.columns]
@@ -1295,7 +1365,7 @@ class ActionHead(nn.Module):
             log_prob = probs.log_prob(choice).sum(1)
             entropy = torch.zeros_like(log_prob) if action is None else probs.entropy().sum(1)
             terms = torch.stack([log_prob, entropy], 1)
-            if rows:  # float32 would lose digits of the ratio in a sum over many rows
+            if rows != STEP:  # float32 would lose digits of the ratio in a sum over many rows
                 terms = segment(terms.double(), ptr)
             total = total + terms
             taken.setdefault(rows, []).append(choice.float())
@@ -1307,7 +1377,17 @@ class ActionHead(nn.Module):
     def env_actions(self, action: Action, counts: dict[str, np.ndarray]) -> list:
         """Elements of the action space for the environments, whose observations have `counts`."""
         arrays = {rows: values.cpu().numpy() for rows, values in action.items()}
-        return to_env_actions(self.space, arrays, counts)
+        return to_env_actions(self.space, arrays, self.acting, counts[self.acting])
+
+
+def join_actions(actions: list[Action]) -> Action:
+    """The actions of all steps, one after the other."""
+    return {rows: torch.cat([action[rows] for action in actions]) for rows in actions[0]}
+
+
+def select_action(action: Action, places: dict[str, Tensor]) -> Action:
+    """The rows of an action at these places of each group, as `Storage.gather` returns them."""
+    return {rows: values[places[rows]] for rows, values in action.items()}
 
 
 # --- end shared: action head ---
@@ -1349,11 +1429,11 @@ class Memory:
     def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[Tensor, tuple]]:
         """The rollout's steps in `num` random parts. Of each: its indices int64 [M], as in Storage,
         and the agent's inputs."""
-        actions = {rows: torch.cat([one[rows] for one in self.actions]) for rows in self.actions[0]}
+        actions = join_actions(self.actions)
         num_steps = self.storage.whole().size
         for idx in np.array_split(rng.permutation(num_steps), num):
             obs, places = self.storage.gather(idx)
-            yield places[""], (obs, {rows: one[places[rows]] for rows, one in actions.items()})
+            yield places[STEP], (obs, select_action(actions, places))
 
     def rollout(self) -> Obs:
         """All observations of the rollout."""
@@ -1367,7 +1447,8 @@ class Agent(nn.Module):
 
     def __init__(self, leaves: list[Leaf], action_space: gym.Space, args: Args):
         super().__init__()
-        leaves, self.critic_encoder = critic_only(leaves, args)
+        self.critic_encoder = Encoder(critic_leaves(leaves, args.critic_only), args)
+        leaves = policy_leaves(leaves, args.critic_only)
         self.encoder = Encoder(leaves, args)
         widths = [self.encoder.dim, *args.hidden_dims]
         self.actor = mlp(widths, args.activation)

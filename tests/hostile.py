@@ -1131,6 +1131,5 @@ for script, flags in {
     flag(flags, flags.replace("=", " ").split()[0], script=script)
 for flags in "bc-anneal -0.5,aux-coef nan,bc-coef inf,pg-coef -1.0,bc-minibatch-size 0".split(","):
     flag(f"--{flags}", f"--{flags}: a number from . to inf is needed", script="ppo_graph_aux")
-for flags in ("--max-lag -1", "--max-rho 0.0", "--max-rho nan"):
-    flag(flags, f"{flags}.*: at least 0", script="ppo_graph_async")
+flag("--max-lag -1", "--max-lag -1: a number from 0 is needed", script="ppo_graph_async")
 flag("--num-heads 3", "num-heads|heads", script="ppo_gtrxl")

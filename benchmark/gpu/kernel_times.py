@@ -149,46 +149,24 @@ def lstm(kind: str, num_envs: int, H: int, args: kit.Args, deadline: float) -> d
 
 
 # ---- Attention ----
-def attention(
-    W: int, num_steps: int, num_envs: int, dim: int, args: kit.Args, deadline: float
-) -> dict:
+def attention(W: int, num_steps: int, num_envs: int, dim: int, args: kit.Args, _: float) -> dict:
     """Through GTrXL, two layers, as Memory.minibatches of ppo_gtrxl.py calls it, with full
     memories."""
     from cleanrl_graph import ppo_gtrxl
 
-    device, expected = device_of(args), None
+    device = device_of(args)
     torch.manual_seed(0)
     x = torch.randn(num_steps, num_envs, dim, device=device)
     age = torch.full((num_steps, num_envs), W, device=device)
     inputs = torch.randn(2, W, num_envs, dim, device=device)
+    torch.manual_seed(1)
+    sizes = dict(dim=dim, num_layers=2, num_heads=4, memory_length=W)
+    net = ppo_gtrxl.GTrXL(ppo_gtrxl.Args(**sizes, gate="none")).to(device)
 
-    def forward(net: torch.nn.Module) -> torch.Tensor:
+    def forward() -> torch.Tensor:
         return net(x, age, net.keys_values(inputs, W))[0]
 
-    systems, differences = {}, {}
-    for bf16 in (False, True):
-        torch.manual_seed(1)
-        sizes = dict(dim=dim, num_layers=2, num_heads=4, memory_length=W)
-        net = ppo_gtrxl.GTrXL(ppo_gtrxl.Args(**sizes, gate="none", bf16=bf16)).to(device)
-        name = f"sdpa{', bf16' if bf16 else ''}"
-        outputs = {f"{name}, ms": functools.partial(forward, net)}
-        systems |= with_backward(outputs, list(net.parameters()))
-        step = systems[f"{name}, ms"]
-        try:
-            with torch.no_grad():
-                output = forward(net)
-            expected = output if expected is None else expected
-            differences[name] = difference(expected, output)
-            step()
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-        except Exception as error:  # in_turns shows it
-            print(f"attention over {W} steps, {name}: {error}", file=sys.stderr)
-            torch.cuda.empty_cache()
-            continue
-        if time.monotonic() > deadline:
-            raise kit.TimeIsUp
-    return in_turns(systems, args) | {"_difference to float32": differences}
+    return in_turns(with_backward({"sdpa, ms": forward}, list(net.parameters())), args)
 
 
 # ---- Ways to the same numbers ----
@@ -282,8 +260,7 @@ def batches(what: str, size: int, num: int, args: kit.Args, deadline: float) -> 
 
 # ---- Precision of graph networks ----
 def precision(layer: str, width: int, size: int, args: kit.Args, deadline: float) -> dict:
-    """Encoder of ppo_graph.py, forward and backward. The mean is read out: torch has no gradient of
-    a maximum in bfloat16."""
+    """Node embeddings of ppo_graph.py's Encoder, forward and backward."""
     from cleanrl_graph import ppo_graph
     from cleanrl_graph.services import layers
 
@@ -291,7 +268,7 @@ def precision(layer: str, width: int, size: int, args: kit.Args, deadline: float
     torch.manual_seed(0)
     leaves = [leaf for leaf in envs.leaves]
     name, _, plain = layer.partition(", ")
-    encoder = ppo_graph.Encoder(leaves, ppo_graph.Args(gnn=name, gnn_dim=width, readout="mean"))
+    encoder = ppo_graph.Encoder(leaves, ppo_graph.Args(gnn=name, gnn_dim=width))
     encoder.to(device)
     if not plain:
         layers.accelerate(encoder)
@@ -301,7 +278,7 @@ def precision(layer: str, width: int, size: int, args: kit.Args, deadline: float
     def forward(matmul: str, bf16: bool) -> Tensor:
         torch.set_float32_matmul_precision(matmul)
         with torch.autocast(device.type, torch.bfloat16) if bf16 else contextlib.nullcontext():
-            return encoder(obs)[0]
+            return encoder(obs)[1]["graph.nodes"].values
 
     kinds = {"float32": ("highest", False), "TF32": ("high", False)}
     kinds["bf16 autocast"] = ("highest", True)

@@ -143,7 +143,7 @@ def without_correction(folder: str):
     """ppo_graph_async.py that takes the present policy for the one that collected, and the ratio to
     the latter."""
     path = ROOT / "cleanrl_graph" / "ppo_graph_async.py"
-    old = "        rho = whole_rho.clip(max=args.max_rho).reshape(T, N)\n"
+    old = "        rho = importance.clip(max=1).reshape(T, N)  # both rho and c of V-trace\n"
     new = "        rho = np.ones((T, N), np.float32)\n"
     new += "        log_probs = to_device(rollout.log_probs, device)\n"
     if path.read_text().count(old) != 1:

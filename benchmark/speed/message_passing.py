@@ -86,7 +86,7 @@ def large_graph(size: int, fast: bool) -> tuple[float, float]:
     if fast:
         accelerate(encoder)
     storage = ppo_graph.Storage(leaves, torch.device("cpu"))
-    obs = storage.append(ppo_graph.Flat(arrays, counts | {"": np.ones(1, np.int64)}))
+    obs = storage.append(ppo_graph.Flat(arrays, counts | {ppo_graph.STEP: np.ones(1, np.int64)}))
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = megabytes("VmRSS")
     start = time.perf_counter()

@@ -35,7 +35,7 @@ class Args:
 def batch_of(rows: int, num_sets: int, leaves: list[ppo_graph.Leaf]) -> ppo_graph.Obs:
     """A minibatch of sets."""
     values = np.random.default_rng(0).standard_normal((rows * num_sets, 4), np.float32)
-    counts = {"": np.ones(num_sets, np.int64), leaves[0].group: np.full(num_sets, rows)}
+    counts = {ppo_graph.STEP: np.ones(num_sets, np.int64), leaves[0].group: np.full(num_sets, rows)}
     storage = ppo_graph.Storage(leaves, torch.device("cpu"))
     return storage.append(ppo_graph.Flat([values], counts))
 

@@ -164,10 +164,10 @@ def form_of(leaf: Any, parts: list, bits: set[str], in_sequence: bool) -> Form |
     for part in parts:
         if part.n and f"{part.path}.".startswith(f"{path}."):
             named.append(part)
-            if bool(part.group + part.rows) == bool(leaf.group):
+            if (part.is_per_row or part.group is not None) == leaf.is_ragged:
                 own.append(part)
     width = width_of(leaf.space)
-    if own == [] or width == 1 and own[0].group:
+    if own == [] or width == 1 and own[0].group is not None:
         return None
     for per_bit in (2, 1, 0):
         entries = entries_of(own, bits, per_bit)
@@ -184,7 +184,7 @@ def entries_of(own: list, bits: set[str], per_bit: int) -> np.ndarray:
     stop = 0
     for part in own:
         num = part.k * part.n
-        if part.group:
+        if part.group is not None:
             num = 1
         numbers = np.arange(stop, stop + num)
         if part.path in bits and per_bit < 2:
@@ -200,9 +200,9 @@ def entries_of(own: list, bits: set[str], per_bit: int) -> np.ndarray:
 def joint_form(path: str, width: int, parts: list, named: list) -> Form | None:
     """The form of a mask of two parts together, None if it is no such mask."""
     before, part = named
-    num = 1 if before.group else before.n
+    num = before.n if before.group is None else 1
     is_next = parts.index(part) == parts.index(before) + 1
-    if not is_next or part.group or before.k > 1 or width != num * part.k * part.n:
+    if not is_next or part.group is not None or before.k > 1 or width != num * part.k * part.n:
         return None
     names = [each.path.removeprefix(f"{path}.") for each in named]
     return Form(np.arange(width), tuple(names), num)

@@ -391,7 +391,7 @@ def for_policy(leaves: list, args: Any) -> list:
     names = tuple(f"{name}." for name in getattr(args, "critic_only", ()))
     shown = []
     for leaf in leaves:
-        place = f"{leaf.nodes or leaf.group or leaf.path}."
+        place = f"{leaf.whole}."
         if not (leaf.is_input and place.startswith(names)):
             shown.append(leaf)
     return shown
@@ -402,7 +402,8 @@ def wrong_leaves(leaves: list) -> Iterator[str]:
     paths = [leaf.path for leaf in leaves]
     if len(set(paths)) < len(paths) or not any(leaf.is_input for leaf in leaves):
         yield f"leaves {paths} need different names, and one must be an input"
-    named = {leaf.group for leaf in leaves if leaf.is_input} - {"", "avail_actions"}
+    named = {leaf.group for leaf in leaves if leaf.is_ragged and leaf.is_input}
+    named -= {"avail_actions"}
     for leaf in leaves:
         is_discrete = isinstance(leaf.space, DISCRETE) and leaf.is_input and not leaf.is_links
         if is_discrete and num_options(leaf.space).sum() > MOST:
@@ -421,13 +422,16 @@ def wrong_actions(script: ModuleType, space: gym.Space, leaves: list, args: Any)
     parts = script.parts_of(space, leaves, args)
     if min([part.k for part in parts], default=0) < 1:
         yield f"action space {name} is not supported, there is nothing to choose"
-    if sum(part.k * part.n for part in parts if part.group == "") > MOST:
+    if sum(part.k * part.n for part in parts if part.group is None) > MOST:
         yield f"action space {name} has over {MOST} options"
-    for mask in {part.mask for part in parts} - {""}:
-        if len({part.group + part.rows for part in parts if part.mask == mask}) > 1:
+    for mask in {part.mask for part in parts} - {None}:
+        rows = [
+            {part.group, part.rows} - {None, script.STEP} for part in parts if part.mask == mask
+        ]
+        if any(each != rows[0] for each in rows):
             yield f"leaf '{mask}': a mask does not fit {name}, whose parts choose from other rows"
     unused = {leaf.group for leaf in leaves} - {part.group for part in parts}
-    acts = any(part.rows for part in parts)
+    acts = any(part.is_per_row for part in parts)
     if args.action_head == "auto" and "avail_actions" in unused and not acts:
         yield f"{name} chooses from no avail_actions: give --action-head avail_actions, or flat"
 
@@ -444,9 +448,9 @@ def meaning(script: ModuleType, env: gym.Env, parts: list) -> tuple[str, ...]:
     for leaf in script.leaves_of(env.observation_space):
         if leaf.is_input:
             inputs.append((leaf.path, leaf.group, re.sub(r"Box\([^(]*", "", str(leaf.space))))
-    done = [part._replace(n=0) if part.group else part for part in parts]
+    done = [part if part.group is None else part._replace(n=0) for part in parts]
     action = str(env.action_space)
-    if {part.group for part in parts} != {""}:
+    if any(part.group is not None for part in parts):
         action = re.sub(r"Discrete\([^,)]*", "", action)
     shown = fitting.name_of(env.observation_space), fitting.name_of(env.action_space)
     return f"{inputs}", f"{done} {action}", *shown
@@ -518,7 +522,7 @@ class Checks:
         with contextlib.suppress(script.UsageError):  # there are several graphs
             if hasattr(script, "id_group"):
                 named["node_ids"] = script.id_group(leaves)
-            elif self.acting and self.acting not in links:
+            elif self.acting is not None and self.acting not in links:
                 named["node_ids"] = self.acting
             else:
                 named["node_ids"] = script.group_of("nodes", leaves)
@@ -579,7 +583,7 @@ class Checks:
     def tell_masked(self) -> None:
         """Says once that an observation allows nothing, which is no end of a training."""
         for part in self.parts[0]:
-            if not part.mask or MASKED in SAID.lines:
+            if part.mask is None or MASKED in SAID.lines:
                 continue
             first = self.first if self.flat.size > 1 else LATEST.env.number
             leaves = zip(self.leaves, self.flat.values)
@@ -632,20 +636,23 @@ def with_row_mask(script: ModuleType, env: gym.Env, head: str) -> gym.Space:
 
 
 def rows_of_masks(parts: list) -> tuple[dict, dict]:
-    """({path of a mask: the group with as many rows, or ""}, {path of another one: lists of groups
-    or numbers, of one of which its number of rows is the product})."""
+    """({path of a mask: the group with as many rows, if there is one}, {path of another one: lists
+    of groups or numbers, of one of which its number of rows is the product})."""
     named = {}
     pairs = {}
     for before, part in zip([None, *parts], parts):
-        if part.group and part.rows:
+        if part.mask is None:
+            continue
+        if part.group is not None and part.is_per_row:
             pairs[part.mask] = [[part.rows, part.group]]
-        elif part.group and part.given:
+        elif part.group is not None and part.given:
             pairs[part.mask] = [[part.group], [before.group or before.n, part.group]]
+        elif part.is_per_row:
+            named[part.mask] = part.rows
+        elif part.given:
+            named[part.mask] = before.group
         else:
-            named[part.mask] = part.rows or part.group
-            if part.given and not part.rows:
-                named[part.mask] = before.group
-    pairs.pop("", None)
+            named[part.mask] = part.group
     return named, pairs
 
 
@@ -699,7 +706,7 @@ def wrong_form(
                 if own == (0,):
                     advice = f"; no rows are np.zeros({(0, *shape)}, np.{leaf.space.dtype})"
                 yield leaf.path, f"{found} where {needed} is declared{advice}"
-        if leaf.group == "":  # `read` made one row of each
+        if not leaf.is_ragged:  # `read` made one row of each
             continue
         num = np.fromiter(map(len, rows), np.int64, len(rows))
         expected = counts.setdefault(leaf.group, num)
@@ -726,15 +733,15 @@ def wrong_pairs(counts: dict, pairs: dict) -> Iterator[tuple[str, str]]:
 
 
 def form(dtype: np.dtype, shape: tuple, leaf: Any) -> str:
-    """Of the rows of a leaf, in words; in the group "" there is one."""
-    return f"dtype {dtype}, shape {shape if leaf.group else shape[1:]}"
+    """Of the rows of a leaf, in words; where it is not ragged there is one."""
+    return f"dtype {dtype}, shape {shape if leaf.is_ragged else shape[1:]}"
 
 
 def wrong_values(leaf: Any, values: np.ndarray, counts: dict) -> Iterator[str]:
     """What is wrong with values and ids."""
     bad = out_of_range(leaf, values, counts)
     if bad.any():
-        where = f" in row {np.argwhere(bad)[0][0]}" if leaf.group else ""
+        where = f" in row {np.argwhere(bad)[0][0]}" if leaf.is_ragged else ""
         if leaf.is_links:
             where += f" of a graph with {counts[leaf.nodes][0]} nodes"
         yield f"value {values[bad][0]}{where}{allowed(leaf, values, bad)}"
@@ -754,7 +761,7 @@ def wrong_numbers(leaf: Any, counts: dict, parts: list[list], is_last: bool) -> 
     which only the value is needed, may have none."""
     num = counts[leaf.group]
     for k, part in enumerate(parts[0]):
-        if part.group == "" or part.group != leaf.group:
+        if part.group != leaf.group:
             continue
         most = np.array([own[k].n for own in parts])[: len(num)]
         acts = counts[part.rows] > 0
@@ -804,7 +811,7 @@ def all_masked(mask: np.ndarray, counts: dict, group: str, part: Any) -> np.ndar
     allowed = allowed[:, part.entries]
     if part.given:
         return np.array([], np.int64)
-    if part.group == "":
+    if part.group is None:
         return env[~allowed.reshape(len(mask), part.k, part.n).any(2).all(1)]
     env_of_draw = np.arange(len(num)).repeat(counts[part.rows])
     options = counts[part.group][env_of_draw]

@@ -40,6 +40,14 @@ FREE = set(
     "checkpoint_every checkpoint_minutes resume eval_suite eval_episodes eval_samples "
     "eval_max_steps env_timeout cuda exp_name num_iterations".split()
 )  # all others shape the training
+GONE = {
+    "readout": "meanmax",
+    "image_views": "channels",
+    "bf16": False,
+    "forget_bias": 5.0,
+    "state_readout": "mean",
+    "max_rho": 1.0,
+}  # flags of before -> the value that the scripts mean today
 FIXED = set(
     "envs space action_space leaves first parts acting named meaning flat place num_steps".split()
 )  # of Envs
@@ -112,7 +120,8 @@ def compare(args: Any, script: str, path: Path, state: dict) -> None:
     """Compares the flags with those of the run in `state`. SystemExit if one of SAME differs or,
     with --resume auto, any that is not in FREE, but for --total-timesteps. Prints the others that
     differ."""
-    then = {**state["args"], "script": state["script"], "world_size": len(state["ranks"])}
+    saved = of_today(state["args"], vars(args))
+    then = {**saved, "script": state["script"], "world_size": len(state["ranks"])}
     now = {**vars(args), "script": script, "world_size": world_size()}
     free = FREE
     if now["world_size"] != then["world_size"]:
@@ -135,6 +144,16 @@ def compare(args: Any, script: str, path: Path, state: dict) -> None:
         )
     for text in changed.values():
         say(f"--resume: {text}")
+
+
+def of_today(flags: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
+    """The flags of a file without those that its script does not have any more, if they have the
+    value that it means today; `known` are those of the script."""
+    kept = {}
+    for name, value in flags.items():
+        if name in known or (name, value) not in GONE.items():
+            kept[name] = value
+    return kept
 
 
 def share(args: Any, num_ranks: int, num_envs: int) -> None:

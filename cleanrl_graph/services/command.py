@@ -20,7 +20,7 @@ from cleanrl_graph.services.workers import WorkerEnvs
 
 VERSION = 2  # of the names that services need of a script
 NAMES = (
-    "Args UsageError Envs Step Agent Memory Run make_env leaves_of arrays_of parts_of group_of "
+    "Args UsageError STEP Envs Step Agent Memory Run make_env leaves_of arrays_of parts_of group_of "
     "acting_group seed start train play"
 ).split()
 

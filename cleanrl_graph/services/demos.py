@@ -100,7 +100,7 @@ def record(envs: Any, policy: Policy, num_episodes: int, seed: int) -> dict[str,
     data = {}
     for k, leaf in enumerate(envs.leaves):
         data[f"values/{leaf.path}"] = np.concatenate([flat.values[k] for flat in flats])
-        if leaf.group:
+        if leaf.is_ragged:
             counts = np.concatenate([flat.counts[leaf.group] for flat in flats])
             data[f"counts/{leaf.path}"] = counts
     actions = np.array(actions)
@@ -132,12 +132,14 @@ def check(path: str, envs: Any) -> None:
     """SystemExit names file, step and leaf of what a script's Envs could not have returned, and
     actions that do not exist there or are masked."""
     try:
-        if envs.acting:
+        if envs.acting is not None:
             raise ValueError("those of a Sequence of actions, whose number varies, cannot be read")
         observations, actions = read(path, envs.leaves)
         envs.place = "step {}, leaf '{}'".format
         # There may be more rows to choose from than in this environment
-        parts = [part._replace(n=math.inf) if part.group else part for part in envs.parts[0]]
+        parts = [
+            part if part.group is None else part._replace(n=math.inf) for part in envs.parts[0]
+        ]
         envs.parts = [parts]
         flat = envs.collate(observations)
         check_actions(actions, parts, flat, [leaf.path for leaf in envs.leaves])
@@ -167,7 +169,7 @@ def read(path: str, leaves: list) -> tuple[list, np.ndarray]:
     for leaf in leaves:
         rows = data[f"values/{leaf.path}"]
         num = data.get(f"counts/{leaf.path}", np.array([])).astype(np.int64)
-        if leaf.group == "":
+        if not leaf.is_ragged:
             num = np.ones(num_steps, np.int64)
         if len(num) != num_steps or num.min(initial=0) < 0 or num.sum() != len(rows):
             raise ValueError(
@@ -186,17 +188,17 @@ def check_actions(actions: np.ndarray, parts: list, flat: Any, paths: list[str])
         raise ValueError(f"actions of shape {actions.shape} where [steps, {num}] is needed")
     for k, part in enumerate(parts):
         chosen = actions[:, part.columns]
-        rows = flat.counts[part.group]
+        rows = flat.counts.get(part.group)
         problem = "is out of range"
         if part.n == 0:
             bad = ~np.isfinite(chosen)
         else:
-            stop = rows[:, None] if part.group else part.n
+            stop = part.n if rows is None else rows[:, None]
             bad = (chosen < 0) | (chosen >= stop) | (chosen != np.floor(chosen))
-        if part.mask and not bad.any():
+        if part.mask is not None and not bad.any():
             leaf = flat.values[paths.index(part.mask)]
             before = np.nan_to_num(actions[:, part.columns.start - 1]).astype(np.int64)
-            num = flat.counts.get(part.mask, flat.counts[""])
+            num = flat.counts.get(part.mask, np.ones(flat.size, np.int64))
             bad = is_masked(part, chosen.astype(np.int64), rows, leaf, num, before)
             problem = "is masked"
         if bad.any():
@@ -208,24 +210,24 @@ def check_actions(actions: np.ndarray, parts: list, flat: Any, paths: list[str])
 def is_masked(
     part: Any,
     chosen: np.ndarray,
-    rows: np.ndarray,
+    rows: np.ndarray | None,
     mask: np.ndarray,
     num: np.ndarray,
     before: np.ndarray,
 ) -> np.ndarray:
     """Whether a mask, of which each step has `num` [S] rows, forbids what is `chosen` [S, columns],
-    given what the part `before` has chosen [S]; a choice is one of `rows` [S]. One without any
-    option allows all."""
+    given what the part `before` has chosen [S]; a choice is one of `rows` [S], None for others. One
+    without any option allows all."""
     mask = mask.reshape(len(mask), math.prod(mask.shape[1:])) != 0
     first = num.cumsum() - num
-    if part.group and len(mask) > rows.sum():
+    if rows is not None and len(mask) > rows.sum():
         first = first + before * rows
     elif part.given:
         options = part.k * part.n
         mask = mask.reshape(-1, options)[first * (mask.shape[1] // options) + before]
     else:
         mask = mask[:, part.entries]
-    if part.group:
+    if rows is not None:
         allowed = np.append(mask.any(1), False)
         places = [slice(*each) for each in zip(first, first + rows)]
         is_any = np.array([allowed[place].any() for place in places])

@@ -106,7 +106,7 @@ class Views:
     def __init__(self, policy: Policy):
         agent = policy.agent
         self.embed_action = policy.script.embed_action
-        self.images = {policy.script.key(leaf.path): leaf for leaf in agent.images}
+        self.images = {policy.script.module_key(leaf.path): leaf for leaf in agent.images}
         self.places = {}  # table -> places of the steps that are shown, -1 is the newest
         self.forms = {}
         dims = {"obs": agent.encoder.dim, "actions": agent.action_dim, "rewards": 1}
@@ -247,9 +247,7 @@ class Cell:
         sums = h.new_zeros(len(memory["starts"]), h.shape[1])
         sums = sums.index_add(0, memory["env"], h)
         sums, num = sums.tensor_split([-1], 1)
-        if net.readout == "mean":
-            sums = sums / num.clamp(min=1)
-        return new["h"], torch.cat([sums, num.log1p()], 1)
+        return new["h"], torch.cat([sums / num.clamp(min=1), num.log1p()], 1)
 
 
 MEMORIES = {"shifts": Views, "gtrxl": Transformer, "memory": Cell}  # by an attribute of the agent
@@ -275,6 +273,7 @@ class Program(nn.Module):
         self.greedy = greedy
         self.has_value = policy.has_value
         self.ragged = policy.script.Ragged
+        self.step_group = policy.script.STEP
         self.memory = memory_of(policy)
         self.memory_forms = {}
         if self.memory:
@@ -320,7 +319,7 @@ class Program(nn.Module):
             outputs["value"] = value
         if isinstance(action, Tensor):  # of ppo_graph_agents.py
             action = {self.agent.head.acting: action}
-        once = action.get("")
+        once = action.get(self.step_group)
         acting = action.get(self.agent.head.acting)
         rows = [once, acting]  # of the factors drawn once, of those in a Sequence
         for path, is_row, shape, box, start in self.factors:
@@ -391,7 +390,7 @@ def factors_of(policy: Policy) -> list[tuple]:
             box = torch.as_tensor(box, dtype=torch.float64)
         dtype = getattr(torch, str(leaf.dtype))
         start = torch.as_tensor(getattr(leaf.space, "start", 0), dtype=dtype)
-        factors.append((leaf.path, leaf.group != "", leaf.space.shape, box, start))
+        factors.append((leaf.path, leaf.is_ragged, leaf.space.shape, box, start))
     return factors
 
 

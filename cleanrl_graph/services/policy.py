@@ -39,7 +39,7 @@ from cleanrl_graph.services.check import (
 from cleanrl_graph.services.process import accelerate
 
 OTHERS = ("norm_obs", "aux")  # flags beside those of the network that make it, too
-FREE = {"memory_length", "bf16", "env_kwargs", "wrap"}  # may differ from the file's
+FREE = {"memory_length", "env_kwargs", "wrap"}  # may differ from the file's
 OF_A_RUN = checkpoint.FREE | {"seed", "world_size"}  # say nothing of a training
 
 
@@ -100,15 +100,15 @@ def load_policy(
             f"{path}: it was saved by {saved['script']}.py, which Python does not find: add its "
             "folder to sys.path, or give load_policy the module as `script`"
         )
-    unknown = sorted(set(saved["args"]) - set(vars(args_of(script))))
+    known = vars(args_of(script))
+    flags = checkpoint.of_today(saved["args"], known)
+    unknown = sorted(set(flags) - set(known))
     if unknown:
         raise UsageError(
             f"{path}: it has the flags {unknown}, {script.Args.exp_name} does not; it is of "
             f"{saved['script']}, of this or another version"
         )
-    args = args_of(script, **saved["args"])
-    if torch.device(device).type == "cpu" and hasattr(args, "bf16"):  # it is for CUDA
-        args.bf16 = False
+    args = args_of(script, **flags)
     with one_kind(script):
         policy = Policy(script, args, env, num_envs, greedy, torch.device(device))
     if not policy.has_value:  # the critic saw more and is left out: the policy's stays as it is
@@ -268,7 +268,7 @@ class Policy:
         self.envs = checked(script)([partial(Spaces, env)] * size, args)  # reads and checks
         for parts in self.envs.parts:
             parts[:] = [
-                part._replace(n=max(part.n, most)) if part.group else part for part in parts
+                part if part.group is None else part._replace(n=max(part.n, most)) for part in parts
             ]
         self.agent = script.Agent(self.envs.leaves, env.action_space, args).to(device).eval()
         self.memory = script.Memory(self.agent, self.envs.leaves, size, args)

@@ -263,15 +263,11 @@ class Services:
         """Says once that collection and update do not compute the same policy."""
         if mismatch <= 1e-4:
             return
-        cause = (
-            "a layer that was put in mixes the observations of a batch (batch norm; norms or "
-            "attention over nodes whose forward does not take `batch`), or is random (dropout)"
-        )
-        if getattr(self.args, "bf16", False):
-            cause = "--bf16 rounds, by sizes of batches"
         say(
             f"debug/collection_mismatch is {mismatch:.2g}: before the first step of the optimizer "
-            f"the update's probabilities are not those of collection. Likely {cause}",
+            "the update's probabilities are not those of collection. Likely a layer that was put "
+            "in mixes the observations of a batch (batch norm; norms or attention over nodes whose "
+            "forward does not take `batch`), or is random (dropout)",
             "collection_mismatch",
         )
 
@@ -321,7 +317,7 @@ class Services:
 def sizes(storage: Any) -> dict[str, float]:
     """Of stored observations: bytes of each, the share that padding would waste, rows per group."""
     flat = storage.whole()
-    num_steps = len(flat.counts[""])
+    num_steps = flat.size
     scalars = {}
     used = 0
     padded = 0
@@ -330,7 +326,7 @@ def sizes(storage: Any) -> dict[str, float]:
         row_bytes = leaf.dtype.itemsize * math.prod(leaf.space.shape)
         used += int(num.sum()) * row_bytes
         padded += int(num.max()) * num_steps * row_bytes
-        if leaf.group and leaf.is_input:
+        if leaf.is_ragged and leaf.is_input:
             scalars[f"charts/rows/{leaf.group}"] = num.mean()
     scalars["charts/obs_bytes_per_step"] = used / num_steps
     scalars["charts/padding_avoided"] = (padded - used) / (padded or 1)

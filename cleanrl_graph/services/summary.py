@@ -56,7 +56,7 @@ def text_of(leaf: Any, group: str) -> str:
     if isinstance(leaf.space, DISCRETE) and not leaf.is_links:
         kind = fitting.name_of(leaf.space)
     text = f"{leaf.path} [{', '.join(shape)}] {kind}"
-    return text.replace(" []", "") + " (image)" * (leaf.channels != 0)
+    return text.replace(" []", "") + " (image)" * leaf.is_image
 
 
 def range_of(space: Any) -> str:
@@ -83,7 +83,7 @@ def factors(parts: list, spaces: dict[str, Any], leaves: list) -> Iterator[str]:
     for path, own in by_path.items():
         part = own[0]
         sizes = [str(each.n) for each in own] * part.k
-        if part.group:
+        if part.group is not None:
             text = f"choice of a row of {part.group}" + f", {len(own)} times" * (len(own) > 1)
         elif part.n == 0:
             text = f"{part.k} number{'s' * (part.k > 1)} {range_of(spaces[path])}"
@@ -97,11 +97,11 @@ def factors(parts: list, spaces: dict[str, Any], leaves: list) -> Iterator[str]:
         masks = {each.mask: each.given for each in own}
         for leaf in leaves:
             if leaf.path in masks:
-                rows = leaf.group and (part.group or part.rows or leaf.group)
+                rows = leaf.is_ragged and (part.group or part.rows or leaf.group)
                 text += f", masked by {text_of(leaf, rows)}"
                 if masks[leaf.path]:
                     text += ", for each value of the part before"
-        each = f"for each row of {part.rows} " * (part.rows != "")
+        each = f"for each row of {part.rows} " * part.is_per_row
         name = path.removeprefix("action").removeprefix(".")
         yield f"{name}: {each}{text}".removeprefix(": ")
 
@@ -111,18 +111,19 @@ def doubts(parts: list, leaves: list) -> Iterator[str]:
     list's own name says that it is meant, and so does any mask of a list that each row has."""
     groups = []
     for leaf in leaves:
-        if leaf.is_input and leaf.group and not leaf.is_links and leaf.space != fitting.WORD:
+        if leaf.is_input and leaf.is_ragged and not leaf.is_links and leaf.space != fitting.WORD:
             groups.append(leaf.group)
-    mask = ""
+    mask = ""  # what is said about it
     lists = []
     for part in parts:
-        if part.group or part.mask.startswith("action_mask."):
+        has_mask = part.mask is not None
+        if part.group is not None or has_mask and part.mask.startswith("action_mask."):
             return
-        if part.rows and (part.mask or part.n <= LONG):
+        if part.is_per_row and (has_mask or part.n <= LONG):
             continue
         if part.k == 1 and part.n > 0:
             lists.append(part)
-        if part.mask and len(parts) == 1:
+        if has_mask and len(parts) == 1:
             mask = f", and {part.mask} has {part.n} entries whatever the number of rows is"
     if not groups or not lists:
         return
@@ -130,7 +131,7 @@ def doubts(parts: list, leaves: list) -> Iterator[str]:
     others = [group for group in groups if group != acting] or groups
     first = others[0]
     name = "entry " * first[0].isdecimal() + first  # of a Tuple
-    if not acting:
+    if not lists[0].is_per_row:
         head = "nodes" * (len(set(groups)) == 1) or first
         yield (
             f"warning: the action is one of a fixed list{mask}; if it should be a row of '{name}', "

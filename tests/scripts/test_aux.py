@@ -138,7 +138,7 @@ def test_file_holds_what_was_seen_and_done(tmp_path_factory, space, action_space
     found, expected = extras.demos.gather(idx)[0], storage.gather(idx)[0]
     for a, b in zip(found.values(), expected.values(), strict=True):
         assert same(a, b) and a.values.dtype == b.values.dtype
-    done = script.to_env_actions(action_space, {"": extras.actions.numpy()}, {})
+    done = script.to_env_actions(action_space, {"": extras.actions.numpy()}, "", [])
     for action, expected in zip(done, given_actions, strict=True):
         flat = [spaces.flatten(action_space, each) for each in (action, expected)]
         np.testing.assert_allclose(*flat)
@@ -348,8 +348,8 @@ def test_reconstruction_loss(observation):
                 elif leaf.group:
                     parts += [elements[leaf.group].values[row]]
                 out, value = decoder(torch.cat(parts)[None])[0], values[row]
-                if leaf.channels:
-                    value = value.movedim(leaf.channels, 0)
+                if leaf.is_image:
+                    value = value.movedim(leaf.channel_axis, 0)
                     out = out[:, : value.shape[1], : value.shape[2]]
                 rows_of.setdefault(owner[row], []).append(k)
                 outs.append(out.flatten().double().numpy())
@@ -362,7 +362,7 @@ def test_reconstruction_loss(observation):
                     error = [np.log(np.exp(logits).sum()) - logits[v] for logits, v in factors]
                     errors.append(np.mean(error))
             elif rows:
-                shape = (-1, 1) if leaf.channels else (len(wanted), -1)
+                shape = (-1, 1) if leaf.is_image else (len(wanted), -1)
                 target = plain_standardised(np.reshape(wanted, shape)).reshape(len(wanted), -1)
                 errors = ((np.array(outs) - target) ** 2).mean(1)
             means = [np.mean([errors[k] for k in ks]) for ks in rows_of.values()]

@@ -180,6 +180,19 @@ def test_flags_that_are_refused(tmp_path, capsys):
     folder = run_of(args, "run", 1)
     with pytest.raises(SystemExit, match="other flags: --noise 0.1, it was None. Give"):
         find(More(str(tmp_path)), "run")
+
+    @dataclass
+    class Before(Args):
+        readout: str = "meanmax"
+
+    before = Before(str(tmp_path / "before"))
+    run_of(before, "run", 1)
+    assert find(Args(before.run_dir), "run")  # the script does today what the flag said
+    assert find(before, "run")
+    before.readout = "sum"
+    run_of(before, "run", 2)
+    with pytest.raises(SystemExit, match="other flags: --readout None, it was sum. Give"):
+        find(Args(before.run_dir), "run")
     different = {"env_id": "Other-v0", "num_envs": 5, "num_workers": 1, "amsgrad": True}
     for name, value in different.items():
         for resume in ("auto", folder, f"{folder}/checkpoint_000000000001.ckpt"):

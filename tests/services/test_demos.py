@@ -105,16 +105,16 @@ def load(path, envs):
 @pytest.mark.parametrize(
     "group, mask, expected",
     [
-        ("", [[1, 0, 0, 0], [0, 1, 1, 0]], [[True, False], [False, False]]),
+        (None, [[1, 0, 0, 0], [0, 1, 1, 0]], [[True, False], [False, False]]),
         ("nodes", [[0], [1], [0], [0]], [[True], [False]]),
     ],
 )
 def test_a_mask_that_allows_nothing_forbids_nothing(group, mask, expected):
     """Of a choice and of fixed options; elsewhere it forbids what is 0."""
     entries = slice(0, 1 if group else 4)
-    part = script.Part("action", "", slice(0, 1), group, 2, 2, "action_mask", entries)
+    part = script.Part("action", script.STEP, slice(0, 1), group, 2, 2, "action_mask", entries)
     chosen = np.array([[0], [1]]) if group else np.array([[1, 1], [1, 0]])
-    rows = np.array([2, 2])
+    rows = np.array([2, 2]) if group else None
     num = rows if group else np.array([1, 1])
     masked = demos.is_masked(part, chosen, rows, np.array(mask), num, chosen[:, 0])
     assert masked.tolist() == expected

@@ -278,7 +278,7 @@ def test_all_entries_of_a_list(tmp_path):
 
 # ---- --load-model: flags of the file ----
 NETWORK = {
-    "ppo_graph": dict(hidden_dims=(12,), readout="max", norm_obs=True),
+    "ppo_graph": dict(hidden_dims=(12,), gnn="sage", norm_obs=True),
     "ppo_framestack": dict(obs_shifts="-2:0", action_shifts=""),
     "ppo_gtrxl": dict(dim=16, num_layers=2, prev_reward=True),
     "ppo_lstm_sparse": dict(lstm_dim=9, cell="mingru"),
@@ -362,12 +362,16 @@ def test_threads(tmp_path, monkeypatch):
         torch.set_num_threads(1)
 
 
-def test_bfloat16_is_left_out_on_a_cpu(tmp_path):
-    """A transformer that was trained in bfloat16 plays on a machine without CUDA in float32."""
+def test_flags_that_are_gone(tmp_path):
+    """A file with a flag of before plays where it has the value that scripts still mean."""
     saved(tmp_path / "model.pt", "ppo_gtrxl", dim=8)
     model = torch.load(tmp_path / "model.pt", weights_only=True)
-    model["args"] |= {"bf16": True}
+    model["args"] |= {"bf16": False, "readout": "meanmax"}
     torch.save(model, tmp_path / "model.pt")
     policy = load_policy(tmp_path / "model.pt")
     env = policy.make_env()
     assert env.action_space.contains(policy(env.reset(seed=1)[0]))
+    model["args"] |= {"readout": "sum"}
+    torch.save(model, tmp_path / "model.pt")
+    with pytest.raises(ValueError, match=r"it has the flags \['readout'\]"):
+        load_policy(tmp_path / "model.pt")

@@ -93,8 +93,8 @@ def test_what_parts_choose_from(space, observation, name, groups):
     observation = Dict(observation) if isinstance(observation, dict) else observation
     parts = checked_parts(space, observation, action_head=name)
     acting = ppo_graph.acting_group(space, ppo_graph.leaves_of(observation), name)
-    assert [part.group or acting for part in parts] == groups
-    assert (acting != "") == isinstance(space, Sequence)
+    assert [part.group or acting or "" for part in parts] == groups
+    assert (acting is not None) == isinstance(space, Sequence)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ LINES = [  # action space, mask, what is observed, flags, how many parts it is f
 def test_lines_of_the_guide(action, mask, observed, flags, num_masked, num_given):
     """What the guide's tables declare is read as they say."""
     parts = checked_parts(action, Dict(x=vector(1), action_mask=mask, **observed), **flags)
-    assert sum(part.mask != "" for part in parts) == num_masked
+    assert sum(part.mask is not None for part in parts) == num_masked
     assert sum(part.given for part in parts) == num_given
 
 
@@ -307,10 +307,10 @@ BOUNDS = {  # of a Box: what the policy's -1, 0, 0.5, 1 and 7 become
 def test_box_actions_are_scaled(bounds, dtype, capsys):
     """-1 and 1 are bounds that are finite, else actions are clipped; nothing is said."""
     space = Box(*bounds, (1,), dtype)
-    numbers, counts = np.array([[-1], [0], [0.5], [1], [7]], np.float32), {"a": np.array([5])}
+    numbers, counts = np.array([[-1], [0], [0.5], [1], [7]], np.float32), np.array([5])
     with np.errstate(all="raise"):
-        actions = ppo_graph.to_env_actions(space, {"": numbers}, {})
-        (rows,) = ppo_graph.to_env_actions(Sequence(space, stack=True), {"a": numbers}, counts)
+        actions = ppo_graph.to_env_actions(space, {"": numbers}, "", [])
+        (rows,) = ppo_graph.to_env_actions(Sequence(space, stack=True), {"a": numbers}, "a", counts)
     assert all(action in space for action in actions)
     np.testing.assert_allclose(np.concatenate(actions), BOUNDS[bounds], atol=1e-9)
     assert np.array_equal(np.stack(actions), rows)
@@ -351,10 +351,12 @@ def test_integers_are_rounded_and_clipped(bounds):
 def test_each_bound_is_its_own():
     """Entries with two finite bounds are scaled; from -1 to 1 they stay, bit for bit."""
     space = Box(np.array([0, -np.inf, 2]), np.array([10, 3, 4]), dtype=np.float64)
-    (action,) = ppo_graph.to_env_actions(space, {"": np.array([[0.5, 0.5, -0.5]], np.float32)}, {})
+    (action,) = ppo_graph.to_env_actions(
+        space, {"": np.array([[0.5, 0.5, -0.5]], np.float32)}, "", []
+    )
     assert action.tolist() == [7.5, 0.5, 2.5]
     numbers = np.random.default_rng(0).normal(size=(1000, 3)).astype(np.float32)
-    actions = ppo_graph.to_env_actions(vector(3), {"": numbers}, {})
+    actions = ppo_graph.to_env_actions(vector(3), {"": numbers}, "", [])
     assert np.array_equal(np.stack(actions), numbers.clip(-1, 1))
 
 

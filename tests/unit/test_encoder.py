@@ -12,7 +12,6 @@ from torch_geometric import nn as pyg
 from cleanrl_graph import ppo_graph
 
 MAX = partial(ppo_graph.segment, reduce="max")
-READOUTS = ["sum", "mean", "max", "meanmax"]
 GNNS = ["gine", "gin", "gatv2", "transformer", "sage"]
 
 
@@ -65,13 +64,13 @@ def test_layers_of_the_flag(gnn, kind):
 
 
 def test_gnn_flags_change_the_network():
-    """gnn, gnn_layers, gnn_dim, gnn_aggr, readout and activation each change what is computed."""
+    """gnn, gnn_layers, gnn_dim, gnn_aggr and activation each change what is computed."""
     storage, leaves = batch_of(OBSERVATIONS["graph_edges"], 8)
     obs = storage.gather(np.arange(8))[0]
-    flags = [{}, *({"gnn": gnn} for gnn in GNNS[1:]), *({"readout": name} for name in READOUTS[:3])]
+    flags = [{}, *({"gnn": gnn} for gnn in GNNS[1:])]
     flags += [{"gnn_layers": 1}, {"gnn_dim": 16}, {"gnn_aggr": "max"}, {"gnn_aggr": "mean"}]
     sums = {encoder_of(leaves, **own)(obs)[0].sum().item() for own in flags}
-    assert len(sums) == len(flags) == 12
+    assert len(sums) == len(flags) == 9
     storage, leaves = batch_of(OBSERVATIONS["set"], 8)
     obs = storage.gather(np.arange(8))[0]
     names = ("tanh", "relu", "elu", "gelu")
@@ -127,7 +126,7 @@ def test_any_pyg_layer_drops_in(monkeypatch, layer, edges):
     encoder(obs)[0].sum().backward()
     assert all(p.grad is not None for p in encoder.parameters())
 
-    net = encoder.nets[ppo_graph.key("obs.nodes")]
+    net = encoder.nets[ppo_graph.module_key("obs.nodes")]
     _, elements = encoder(obs)
     takes_edges = edges and layer in ("GATv2", "Transformer", "ResGated", "GPS")
     assert takes_edges <= ("edge_attr" in net.takes) and ("batch" in net.takes) == (layer in SEEING)
@@ -223,10 +222,10 @@ def test_set_layers_against_a_loop():
     obs = everything(storage)
     rows = obs["obs"]
     obs["obs"] = rows._replace(values=rows.values.double())
-    encoder.rows[ppo_graph.key("obs")].forward = lambda values: values
+    encoder.rows[ppo_graph.module_key("obs")].forward = lambda values: values
     _, elements = encoder(obs)
     expected = []
-    *mlp, one, two = encoder.nets[ppo_graph.key("obs")]
+    *mlp, one, two = encoder.nets[ppo_graph.module_key("obs")]
     for own in obs["obs"].values.split(SIZES):
         expected.append(set_layer(two, set_layer(one, torch.nn.Sequential(*mlp)(own))))
     assert_same_gradients(encoder, elements["obs"].values, torch.cat(expected))
@@ -242,9 +241,9 @@ def test_graph_context_against_a_loop():
         graphs.append(spaces.GraphInstance(nodes, None, links))
     storage, leaves = stored(graph_space(), [graphs])
     encoder = encoder_of(leaves, graph_context=True).double()
-    encoder.rows[ppo_graph.key("obs.nodes")].forward = lambda values: values.double()
+    encoder.rows[ppo_graph.module_key("obs.nodes")].forward = lambda values: values.double()
     _, elements = encoder(everything(storage))
-    net = encoder.nets[ppo_graph.key("obs.nodes")]
+    net = encoder.nets[ppo_graph.module_key("obs.nodes")]
     expected = []
     for graph in graphs:
         nodes, links = torch.from_numpy(graph.nodes).double(), torch.from_numpy(graph.edge_links)
@@ -321,7 +320,7 @@ NAMES = ["type", "values", "items", "half", "training", "a.b", "a/b", "a~b", "a~
 
 def test_any_name_of_a_key():
     """None is reserved, and those that look alike are networks of their own."""
-    assert len({ppo_graph.key(name) for name in [*NAMES, "a//b", "a~.b"]}) == len(NAMES) + 2
+    assert len({ppo_graph.module_key(name) for name in [*NAMES, "a//b", "a~.b"]}) == len(NAMES) + 2
     sets = {name: spaces.Sequence(vector(2), stack=True) for name in NAMES}
     space = spaces.Dict({name: vector(2) for name in NAMES} | {"set": spaces.Dict(sets)})
     storage, leaves = batch_of(space, 3)

@@ -148,7 +148,7 @@ def test_gradient_reaches_the_encoder_through_all_views():
         ({"obs_shifts": "-2", "action_shifts": ""}, "auto"),
         ({"obs_shifts": "", "action_shifts": "-1"}, "nodes"),
     ):
-        flags = dict(num_steps=5, reward_shifts="", action_head=head, readout="mean", **views)
+        flags = dict(num_steps=5, reward_shifts="", action_head=head, **views)
         part = play(helpers.graph_space(), [[100]], Discrete(9), **flags)
         views, *_ = minibatch(part.memory, [4])
         views.sum().backward()
@@ -196,7 +196,7 @@ def reference_views(part, log, position):
             entry = window(log, position, shift)
             parts.append(torch.zeros(dim) if entry is None else read(entry))
     for k, leaf in enumerate(envs.leaves):
-        name = script.key(leaf.path)
+        name = script.module_key(leaf.path)
         if name in agent.cnns:
             shape, images, net = leaf.space.shape, [], agent.cnns[name]
             for shift in agent.shifts[name]:
@@ -211,7 +211,6 @@ def reference_views(part, log, position):
 close = partial(torch.testing.assert_close, atol=1e-4, rtol=1e-5)
 LENGTHS = [[5, 2, 1], [1, 4, 9], [100]]
 NODES = {"action_head": "nodes"}
-ENCODED = {"image_views": "encodings"}
 
 
 @pytest.mark.parametrize(
@@ -219,7 +218,6 @@ ENCODED = {"image_views": "encodings"}
     [
         *((kind, None, {}) for kind in ("vector", "discrete", "image_hwc", "image_chw", "mixed")),
         *((kind, None, {}) for kind in ("graph_edges", "set")),
-        *((kind, None, ENCODED) for kind in ("image_hwc", "mixed")),
         ("vector", ACTIONS["mixed"], {}),
         ("vector", ACTIONS["multidiscrete"], {}),
         ("graph_edges", Discrete(9), NODES),
@@ -306,7 +304,7 @@ def test_each_step_is_stored_once(kind):
     values = iter(mine.values)
     for leaf, rows in zip(part.envs.leaves, expected.values, strict=True):
         if kind == "image_chw":
-            table = part.memory.tables[script.key(leaf.path)]
+            table = part.memory.tables[script.module_key(leaf.path)]
             stored = table[1 : 1 + len(rows)]
             assert table.dtype == rows.dtype and not table[0].any()
         else:

@@ -636,7 +636,7 @@ def test_columns_become_actions():
     """Columns are taken in the order of the space, starts are added and boxes clipped."""
     space = Dict(a=D(3, start=-1), b=Tuple((vector(2), MD([3, 3], start=[5, 0]))))
     columns = np.array([[0, 0.5, 7, 1, 2], [2, -9, 0, 0, 0]], np.float32)
-    actions = ppo_graph.to_env_actions(space, {"": columns}, {})
+    actions = ppo_graph.to_env_actions(space, {"": columns}, "", [])
     found = [(x["a"], *(own.tolist() for own in x["b"])) for x in actions]
     assert found == [(-1, [0.5, 1], [6, 2]), (1, [-1, 0], [5, 0])]
 
@@ -656,10 +656,10 @@ def test_actions_are_elements_of_a_sequence(space):
     """Each environment gets as many rows as it has, in the form of its space."""
     parts = ppo_graph.parts_of(space, ppo_graph.leaves_of(graph_space()), ppo_graph.Args())
     rows = np.arange(6 * parts[-1].columns.stop).reshape(6, -1) % 2
-    actions = ppo_graph.to_env_actions(space, {"rows": rows}, {"rows": np.array([2, 0, 3, 1])})
+    actions = ppo_graph.to_env_actions(space, {"rows": rows}, "rows", np.array([2, 0, 3, 1]))
     assert [len(action) for action in actions] == [2, 0, 3, 1]
     assert all(action in space for action in actions)
     found = [row for action in actions for row in action]
-    expected = ppo_graph.to_env_actions(space.feature_space, {"": rows}, {})
+    expected = ppo_graph.to_env_actions(space.feature_space, {"": rows}, "", [])
     assert len(found) == len(expected) == 6
     assert all(np.array_equal(a, b) for a, b in zip(found, expected))

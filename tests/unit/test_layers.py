@@ -284,16 +284,14 @@ def test_compiled_whole(gnn):
     torch.testing.assert_close(compiled(*inputs), alone, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("readout", ["sum", "mean", "max", "meanmax"])
 @given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=8))
 @settings(deadline=None, max_examples=30)
-def test_pool(readout, sizes):
+def test_pool(sizes):
     """The readout equals PyG's reduction of each segment, and so does its gradient."""
-    modes = ["mean", "max"] if readout == "meanmax" else [readout]
     rows = torch.randn(sum(sizes), 6, requires_grad=True)
     ptr = torch.tensor([0, *np.cumsum(sizes)])
-    found, num = ppo_graph.pool(rows, ptr, modes).split([6 * len(modes), 1], 1)
-    expected = torch.cat([segment(rows, ptr, kind) for kind in modes], 1)
+    found, num = ppo_graph.pool(rows, ptr).split([12, 1], 1)
+    expected = torch.cat([segment(rows, ptr, kind) for kind in ("mean", "max")], 1)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(num[:, 0], torch.tensor(sizes).float().log1p())
     weight = torch.randn_like(expected)

@@ -80,8 +80,7 @@ class DenseState:
         out = [h + messages for h, messages in zip(self.h, self.messages)]
         num = torch.tensor(float(self.mask.sum()), dtype=torch.double)
         total = (torch.stack(out) * torch.from_numpy(self.mask)[:, None]).sum(0)
-        readout = total / num.clamp(min=1) if memory.readout == "mean" else total
-        return [out[k] for k in ids], torch.cat([readout, num.log1p()[None]])
+        return [out[k] for k in ids], torch.cat([total / num.clamp(min=1), num.log1p()[None]])
 
     def detach(self):
         for values in (self.h, self.c, self.messages):
@@ -146,10 +145,10 @@ def through(memory, steps, names, state):
     return out, readout, timeline
 
 
-def make_memory(remember_edges, readout, kind="lstm"):
+def make_memory(remember_edges, kind="lstm"):
     """SparseLSTM whose cell sees its input as it is."""
-    flags = dict(remember_edges=remember_edges, state_readout=readout)
-    memory = script.SparseLSTM(3, 2, True, lstm_args(cell=kind, lstm_dim=4, gnn_dim=3, **flags))
+    flags = dict(cell=kind, lstm_dim=4, gnn_dim=3, remember_edges=remember_edges)
+    memory = script.SparseLSTM(3, 2, True, lstm_args(**flags))
     memory.token = torch.nn.Identity()
     for parameter in memory.double().parameters():
         torch.nn.init.normal_(parameter, std=0.5)
@@ -173,17 +172,16 @@ def walk(memory, steps, names):
     st.sampled_from([0.0, 0.1, 0.5, 1.0]),
     st.sampled_from([0.0, 0.15, 0.6]),
     st.booleans(),
-    st.sampled_from(["mean", "sum"]),
     st.integers(0, 5),
     st.sampled_from(["lstm", "gru", "mingru"]),
 )
-def test_dense_state_is_the_oracle(seed, density, reset, remember_edges, readout, split, kind):
+def test_dense_state_is_the_oracle(seed, density, reset, remember_edges, split, kind):
     """One pass over T steps from any state gives the outputs, readouts and gradients of a dense
     zero-padded state that is stepped in a loop; and so do single steps, whose last state is the
     same."""
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
-    memory, num_envs, num_steps = make_memory(remember_edges, readout, kind), 3, 6
+    memory, num_envs, num_steps = make_memory(remember_edges, kind), 3, 6
     names, steps = random_steps(rng, num_envs, num_steps, 7, density, reset)
     leaves = [x.requires_grad_() for env in steps for x, *_ in env] + list(memory.parameters())
 
@@ -453,8 +451,8 @@ def test_flags(tmp_path):
     assert len(first.rows) == 3 and all(row["return"] == row["length"] for row in first.rows)
     more = dict(total_timesteps=0, save_model=False, load_model=str(first.folder / "model.pt"))
     assert run(tmp_path / "play", script, **base | more).rows == first.rows
-    flags = dict(prev_action=False, prev_reward=True, state_readout="sum", remember_edges=True)
-    flags |= dict(state_per_node=False, forget_bias=0.0, cell="mingru")
+    flags = dict(prev_action=False, prev_reward=True, remember_edges=True)
+    flags |= dict(state_per_node=False, cell="mingru")
     for name, value in flags.items():
         changed = run(tmp_path / name, script, **base | {name: value, "eval_episodes": 0})
         assert not same_weights(first.folder, changed.folder), name
@@ -466,7 +464,7 @@ def test_initialisation(kind):
     sees has the same small size, and no sign, whatever the size of the observation, which still
     shows."""
     space = vector(3, low=-np.inf, high=np.inf)
-    args = lstm_args(cell=kind, forget_bias=5.0)
+    args = lstm_args(cell=kind)
     agent = script.Agent(script.leaves_of(space), Discrete(2), args)
     lstm = agent.memory.cell
     biases = [values for values in lstm.parameters() if values.dim() == 1]

@@ -91,7 +91,7 @@ def test_digits_of_large_numbers(space):
     encoder = ppo_graph.Encoder(leaves, small_args(norm_obs=True))
     for t in range(6):  # a rollout's rows at once, or in parts
         encoder.observe(storage.gather(np.arange(4 * t, 4 * t + 4))[0])
-    rows = encoder.rows[ppo_graph.key(name)]
+    rows = encoder.rows[ppo_graph.module_key(name)]
     seen = times.ravel().astype(np.float64)
     assert rows.mean.item() == seen.mean()
     assert rows.var.item() == pytest.approx(seen.var(), rel=1e-9)
@@ -118,7 +118,7 @@ class Operations(TorchDispatchMode):
 def test_few_operations():
     """What is small costs by the number of its operations."""
     storage, leaves = stored(vector(4), [[np.ones(4, np.float32)]])
-    rows = ppo_graph.Encoder(leaves, small_args(norm_obs=True)).rows[ppo_graph.key("obs")]
+    rows = ppo_graph.Encoder(leaves, small_args(norm_obs=True)).rows[ppo_graph.module_key("obs")]
     with torch.no_grad(), Operations() as operations:
         rows(everything(storage)["obs"].values)
     assert len(operations.names) <= 4, operations.names
@@ -146,10 +146,10 @@ def test_statistics_of_every_leaf():
     encoder.observe(everything(storage))
     seen = {path for path, rows in encoder.rows.items() if getattr(rows, "norm_obs", False)}
     names = ["graph.nodes", "graph.edges", "position", "items", "ints"]
-    assert seen == {ppo_graph.key(path) for path in names}
+    assert seen == {ppo_graph.module_key(path) for path in names}
     for leaf, values in zip(leaves, storage.whole().values):
         if leaf.path in names:
-            rows, values = encoder.rows[ppo_graph.key(leaf.path)], values.double()
+            rows, values = encoder.rows[ppo_graph.module_key(leaf.path)], values.double()
             assert rows.count == len(values) > 0
             np.testing.assert_allclose(rows.mean, values.mean(0), rtol=1e-6, atol=1e-6)
             np.testing.assert_allclose(rows.var, values.var(0, correction=0), rtol=1e-6, atol=1e-6)
@@ -333,7 +333,7 @@ def test_wrong_node_ids(kwargs, message):
 def test_which_side_is_channels(shape, chw):
     """The one that is unlike the others; two sides are an image with one channel."""
     leaf = ppo_graph.Leaf("obs", spaces.Box(0, 1, shape), "")
-    assert bool(leaf.channels) == (chw is not None)
+    assert leaf.is_image == (chw is not None)
     if chw:
         images = torch.rand(5, 2, *shape)  # two frames
         net, one = ppo_graph.CNN(leaf, num_frames=2), ppo_graph.CNN(leaf)

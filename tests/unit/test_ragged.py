@@ -395,7 +395,7 @@ def test_subclasses_of_spaces():
     assert [part.n for part in ppo_graph.parts_of(flat(3), leaves, small_args())] == [3]
     args = small_args(action_head="flat")
     assert [part.n for part in ppo_graph.parts_of(levels([2, 4]), leaves, args)] == [2, 4]
-    (action,) = ppo_graph.to_env_actions(flat(3), {"": np.array([[2]])}, {})
+    (action,) = ppo_graph.to_env_actions(flat(3), {"": np.array([[2]])}, "", [1])
     assert action == 2 and type(action) is np.int64  # as gymnasium's `sample` has them
 
 

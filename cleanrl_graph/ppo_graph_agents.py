@@ -391,14 +391,22 @@ def same_agents(ids: np.ndarray, counts: np.ndarray, follows: np.ndarray) -> np.
 
 # --- shared: environments ---
 # ---- Environments: made from the flags, stepped one after the other ----
+def record_of(env: gym.Env) -> gym.wrappers.RecordEpisodeStatistics | None:
+    """The wrapper that sums the rewards of an episode, None if there is none: other wrappers, and
+    the environment itself, may have an `episode_returns` that means something else."""
+    while isinstance(env, gym.Wrapper):
+        if isinstance(env, gym.wrappers.RecordEpisodeStatistics):
+            return env
+        env = env.env
+    return None
+
+
 def make_env(args: Any, i: int = 0, /, **more) -> gym.Env:
     """Environment i of all ranks, with `more` keyword arguments."""
     tasks = args.env_kwargs if isinstance(args.env_kwargs, list) else [args.env_kwargs]
     kwargs = {"disable_env_checker": True} | tasks[i % len(tasks)] | more
     env = gym.make(args.env_id, **kwargs)
-    if env.has_wrapper_attr("episode_returns"):  # it is recorded already
-        return env
-    return gym.wrappers.RecordEpisodeStatistics(env)
+    return env if record_of(env) else gym.wrappers.RecordEpisodeStatistics(env)
 
 
 # --- end shared: environments ---
@@ -1670,7 +1678,7 @@ def play(agent: Agent, args: Any, envs: Envs, greedy: bool) -> list[dict]:
         if len(infos) == N:
             break
     for i in set(range(N)) - set(infos):
-        ret = envs.envs[i].get_wrapper_attr("episode_returns")
+        ret = record_of(envs.envs[i]).episode_returns
         infos[i] = {"episode": {"r": ret, "l": args.eval_max_steps}, "cut": True}
     return [infos[i] for i in range(N)]
 

@@ -123,14 +123,16 @@ def frames(problem: BaseException | None) -> str:
 
 
 # ---- Environments: what they return ----
-class Checked(gym.Wrapper):
+class Checked(gym.wrappers.RecordEpisodeStatistics):
     """Raises UsageError, with number, step and action, for what goes wrong in the environment, and
-    for what is not as gymnasium's return it. It does what RecordEpisodeStatistics does, unless one
-    is inside. At an episode's end the outermost one lets go what no script reads in info, and adds
+    for what is not as gymnasium's return it. Return and length of an episode are those of a
+    RecordEpisodeStatistics inside, if there is one. At an episode's end the outermost one lets go what no script reads in info, and adds
     "episode" where a wrapper around the record ended it."""
 
     latest = None  # the outermost one that was called last in this process
     number = None  # of the outermost one, over all ranks
+    inside = None  # a RecordEpisodeStatistics, which may be another Checked
+    has_sum = True  # the rewards are numbers
     num_steps = 0
     has_ended = False  # the episode, with the latest observation
     num_acted = None  # rows that acted before the present observation, if its episode goes on
@@ -140,33 +142,34 @@ class Checked(gym.Wrapper):
 
     def __init__(self, env: gym.Env):
         super().__init__(env)
-        self.records = not env.has_wrapper_attr("episode_returns")
+        while isinstance(env, gym.Wrapper) and not self.inside:
+            if isinstance(env, gym.wrappers.RecordEpisodeStatistics):
+                self.inside = env
+            env = env.env
+
+    @property
+    def record(self) -> gym.wrappers.RecordEpisodeStatistics:
+        """Whose sum of rewards counts."""
+        return self.inside if getattr(self.inside, "has_sum", self.inside) else self
 
     def reset(self, **kwargs) -> tuple:
         obs, info = self.call("reset", **kwargs)
         self.num_acted = None
         self.has_ended = False
-        if self.records:
-            self.episode_returns = 0.0
-            self.episode_lengths = 0
+        self.episode_returns = 0.0
+        self.episode_lengths = 0
         return obs, info or {}
 
     def step(self, action: Any) -> tuple:
         self.num_steps += 1
         obs, reward, terminated, truncated, info = self.call("step", action)
         info = info or {}
-        if not self.records and not self.env.has_wrapper_attr("episode_returns"):
-            self.records = True  # the rewards inside are no numbers
-            self.episode_returns = 0.0
-            self.episode_lengths = 0
         is_usual = isinstance(reward, float) and -LARGEST < reward < LARGEST
         is_usual = is_usual and terminated is truncated is False
         if not is_usual or info:
             numbers = {"reward": reward, "terminated": terminated, "truncated": truncated}
             if self.number is None and None in map(number_of, numbers.values()):
-                if self.records:  # those of several agents, or objectives: a wrapper makes them one
-                    self.records = False
-                    del self.episode_returns, self.episode_lengths
+                self.has_sum = False  # of several agents, or objectives: a wrapper makes them one
                 return obs, reward, terminated, truncated, info
             refuse(f"{place()}: {problem}" for problem in self.wrong_outcome(numbers, info))
             reward, terminated, truncated = map(number_of, numbers.values())
@@ -174,9 +177,12 @@ class Checked(gym.Wrapper):
             num = num_acting(self.action_space, action)
             refuse(f"{place()}: {problem}" for problem in wrong_rewards(info, num))
             self.num_acted = None if terminated else num
-        if self.records:
+        if self.record is self:
             self.episode_returns += reward
             self.episode_lengths += 1
+        else:
+            self.episode_returns = self.inside.episode_returns
+            self.episode_lengths = self.inside.episode_lengths
         self.has_ended = bool(terminated or truncated)
         if self.has_ended:
             info = self.last_info(info, terminated)
@@ -234,14 +240,15 @@ class Checked(gym.Wrapper):
         """That of a step which ends an episode. Where only a life of a game ended it has no
         "episode"."""
         info = own_report(info)
-        for problem in wrong_report(info.get("eval", {}), info.get("episode")):
-            raise UsageError(f"{place()}: {problem}")
+        is_recorded = self.record is not self
+        recorded = info.get("episode") if is_recorded else None  # else it means something else
+        refuse(f"{place()}: {problem}" for problem in wrong_report(info.get("eval", {}), recorded))
         episode = {}
-        if self.records or not terminated or info.get("lives", 0) == 0:
-            episode["r"] = self.get_wrapper_attr("episode_returns")
-            episode["l"] = self.get_wrapper_attr("episode_lengths")
-        if isinstance(info.get("episode"), dict):
-            episode |= info["episode"]
+        if not is_recorded or not terminated or info.get("lives", 0) == 0:
+            episode["r"] = self.episode_returns
+            episode["l"] = self.episode_lengths
+        if isinstance(recorded, dict):
+            episode |= recorded
         if self.number is not None:
             info = {key: info[key] for key in ("group", "eval", "rewards") if key in info}
         if "r" in episode:

@@ -6,6 +6,7 @@ something is wrong does it look for the culprit.
 """
 
 import contextlib
+import hashlib
 import math
 import os
 import pickle
@@ -50,6 +51,7 @@ MOST = 10_000_000  # categories: a network has a row of weights for each
 DISCRETE = (spaces.Discrete, spaces.MultiDiscrete)
 # Files whose frames of a traceback are left out
 OURS = (__file__, wrappers.__file__, fitting.__file__, gym.envs.registration.__file__)
+OBJECT = "object of a program: "  # begins the text of what a command line cannot give
 MASKED = "no action is allowed, which counts as if all were"
 
 
@@ -90,6 +92,23 @@ def entries(args: Any) -> list[dict]:
     return args.env_kwargs if isinstance(args.env_kwargs, list) else [args.env_kwargs]
 
 
+def plain(value: Any) -> Any:
+    """A value of a flag as JSON and a file for torch.load(weights_only=True) can have it: numbers
+    of NumPy are Python's, other objects are texts, by which they can be compared."""
+    if isinstance(value, dict) and {type(k) for k in value} <= {str, int}:
+        return {k: plain(child) for k, child in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(plain, value))
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    text = re.sub(" at 0x[0-9a-f]+", "", repr(value))  # the same in the next process
+    if hasattr(value, "tolist"):  # an array, whose text may leave numbers out
+        text += f" {hashlib.sha1(str(value.tolist()).encode()).hexdigest()[:8]}"
+    return OBJECT + text
+
+
 def explained(doing: str, problem: BaseException) -> UsageError:
     """An exception as the frames of others' code, what was done, and what it says."""
     if isinstance(problem, UsageError):
@@ -126,8 +145,8 @@ def frames(problem: BaseException | None) -> str:
 class Checked(gym.wrappers.RecordEpisodeStatistics):
     """Raises UsageError, with number, step and action, for what goes wrong in the environment, and
     for what is not as gymnasium's return it. Return and length of an episode are those of a
-    RecordEpisodeStatistics inside, if there is one. At an episode's end the outermost one lets go what no script reads in info, and adds
-    "episode" where a wrapper around the record ended it."""
+    RecordEpisodeStatistics inside, if there is one. At an episode's end the outermost one lets go
+    what no script reads in info, and adds "episode" where a wrapper around the record ended it."""
 
     latest = None  # the outermost one that was called last in this process
     number = None  # of the outermost one, over all ranks
@@ -264,6 +283,11 @@ def make_env(script: ModuleType, args: Any, i: int = 0, /, **more) -> gym.Env:
     """The script's environment i of all ranks, with `more` keyword arguments, in the wrappers of
     --wrap. `envs:NAME` is one of cleanrl_graph unless the current folder has a module `envs`."""
     env_id, hint = wrappers.full_id(args.env_id)
+    if OBJECT in str(args.env_kwargs):
+        raise UsageError(
+            f"env_kwargs {args.env_kwargs}: a file has only the text of an object that a program "
+            "gave; give env_kwargs again"
+        )
     full = SimpleNamespace(**{**vars(args), "env_id": env_id})
     known = set(gym.registry)
     try:

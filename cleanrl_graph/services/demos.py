@@ -42,7 +42,7 @@ from tqdm import tqdm
 
 from cleanrl_graph.envs.fitting import keys_of
 from cleanrl_graph.services import import_first
-from cleanrl_graph.services.check import entries
+from cleanrl_graph.services.check import entries, plain
 from cleanrl_graph.services.process import whole
 
 FORMAT = "cleanrl_graph-demos-1"
@@ -119,7 +119,7 @@ def record_file(Envs: type, make_env: Callable, args: Any) -> None:
     makers = [partial(make_env, args, k) for k in range(len(entries(args)))]
     with contextlib.closing(Envs(makers, args)) as envs:
         data = record(envs, find_policy(args.record), num, args.seed)
-    kwargs = json.dumps(args.env_kwargs)
+    kwargs = json.dumps(plain(args.env_kwargs))
     with whole(path) as unfinished, open(unfinished, "wb") as file:
         np.savez_compressed(file, format=FORMAT, env_id=args.env_id, env_kwargs=kwargs, **data)
     rewards = data["rewards"]

@@ -27,7 +27,7 @@ from cleanrl_graph.envs import fitting
 from cleanrl_graph.envs.masks import CanonicalMasks
 from cleanrl_graph.services import checkpoint, import_first
 from cleanrl_graph.services.arguments import args_of
-from cleanrl_graph.services.check import MOST, Checked, UsageError, checked, close, make_env
+from cleanrl_graph.services.check import MOST, Checked, UsageError, checked, close, make_env, plain
 from cleanrl_graph.services.process import patched
 
 OTHERS = ("norm_obs", "aux")  # flags beside those of the network that make it, too
@@ -194,7 +194,7 @@ def take_flags(args: Any) -> None:
     wrong = []
     left = []
     for name, value in saved.items():
-        own = getattr(args, name, value)
+        own = plain(getattr(args, name, value))
         if own == value:
             continue
         if name in names and name not in given:

@@ -1524,11 +1524,20 @@ def collect(memory: Memory, envs: Envs, step: Step, version: int, num_steps: int
     return Rollout(version, steps, actions, log_probs)
 
 
+def forget(pipe) -> None:
+    """For a process that an environment forks: it is ended by signals as any other, and does not
+    hold the collector's end of the pipe, by which the parent sees that the collector is gone."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    pipe.close()
+
+
 def run_collector(pipe, parent_end, args: Any, make_envs: Callable) -> None:
     """The collector's process. What goes wrong is sent to the parent."""
     for number in (signal.SIGINT, signal.SIGTERM):  # what reaches the whole group is the parent's
         signal.signal(number, signal.SIG_IGN)
     parent_end.close()  # the end of the parent can be seen only if nobody else holds it
+    os.register_at_fork(after_in_child=partial(forget, pipe))
     with contextlib.suppress(OSError):  # the parent is gone
         try:
             answer_requests(pipe, args, make_envs)

@@ -75,6 +75,8 @@ def wrong_flags(args: Any) -> Iterator[str]:
                 if not is_fine and (name != "max_grad_norm" or value != math.inf):
                     flag = f"--{name.replace('_', '-')} {value}"
                     yield f"{flag}: a number from {least} to {most} is needed"
+    if args.max_grad_norm == 0:
+        yield "--max-grad-norm 0: all gradients become 0, nothing is trained; inf means no clipping"
     if args.gnn in ("gatv2", "transformer") and args.gnn_dim % 4:
         yield f"--gnn-dim {args.gnn_dim}: the 4 heads of --gnn {args.gnn} need a multiple of 4"
     if not entries(args) or not all(isinstance(entry, dict) for entry in entries(args)):

@@ -2,7 +2,9 @@
 
 import importlib
 import json
+import multiprocessing
 import os
+import pickle
 import sys
 from pathlib import Path
 
@@ -345,7 +347,28 @@ def test_flags_that_make_another_network(tmp_path, monkeypatch, capsys):
         run(tmp_path / "runs", load_model=str(path), env_id="CartPole-v1", num_envs=1)
 
 
-# ---- Threads ----
+# ---- Processes and threads ----
+@pytest.mark.parametrize("gnn", ["gin", "gatv2"])
+@pytest.mark.parametrize("name", ["ppo_graph", "ppo_graph_async", *MEMORIES])
+def test_policy_for_another_process(tmp_path, name, gnn):
+    """Plain pickle takes it along, with faster layers and in the middle of an episode: the copies
+    go on as it does, each for itself."""
+    saved(tmp_path / "model.pt", name, env_kwargs=NAMED, gnn=gnn)
+    policy = load_policy(tmp_path / "model.pt")
+    env = policy.make_env()
+    (obs, _), reward = env.reset(seed=1), 0.0
+    for _ in range(5):  # a rollout has 3 steps
+        obs, reward, *_ = env.step(policy(obs, reward))
+    copies = [pickle.loads(pickle.dumps(policy)) for _ in range(2)]
+    for _ in range(4):
+        expected = policy(obs, reward)
+        assert all(np.array_equal(copy(obs, reward), expected) for copy in copies)
+        obs, reward, *_ = env.step(expected)
+    if (name, gnn) == ("ppo_gtrxl", "gin"):
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            assert np.allclose(pool.apply(policy, (obs, reward)), policy(obs, reward))
+
+
 def test_threads(tmp_path, monkeypatch):
     """One thread unless OMP_NUM_THREADS says otherwise, which torch reads."""
     try:

@@ -696,8 +696,10 @@ def make_conv(kind: str, dim: int, edge_dim: int | None, aggr: str) -> nn.Module
     if kind in ("gatv2", "transformer"):
         if dim % 4:
             raise UsageError(f"--gnn-dim {dim}: the 4 heads of --gnn {kind} need a multiple of 4")
-        attention = pyg.GATv2Conv if kind == "gatv2" else pyg.TransformerConv
-        return attention(dim, dim // 4, heads=4, edge_dim=edge_dim)
+        if kind == "transformer":
+            return pyg.TransformerConv(dim, dim // 4, heads=4, edge_dim=edge_dim)
+        # With loops of its own PyG would drop those of the graph, with their features
+        return pyg.GATv2Conv(dim, dim // 4, heads=4, edge_dim=edge_dim, add_self_loops=False)
     if kind == "sage":
         return pyg.SAGEConv(dim, dim, aggr=aggr)
     if kind not in ("gine", "gin"):

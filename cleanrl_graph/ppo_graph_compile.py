@@ -17,9 +17,8 @@ fewer than 7, and two, where there is none), belong to one more observation at t
 on which no result depends: nothing is padded per graph. The code is compiled once for all sizes
 (dynamic shapes); a CUDA graph is captured for each size that occurs.
 
-What cannot be compiled, or not captured, is an error: there is no fallback. (--gnn gatv2 removes
-edges from a node to itself, and only the device knows how many there are: on CUDA it needs
---compile-mode default.) Flags, weights and model.pt are those of ppo_graph.py.
+What cannot be compiled, or not captured, is an error: there is no fallback. Flags, weights and
+model.pt are those of ppo_graph.py.
 """
 
 import inspect
@@ -686,8 +685,10 @@ def make_conv(kind: str, dim: int, edge_dim: int | None, aggr: str) -> nn.Module
     if kind in ("gatv2", "transformer"):
         if dim % 4:
             raise UsageError(f"--gnn-dim {dim}: the 4 heads of --gnn {kind} need a multiple of 4")
-        attention = pyg.GATv2Conv if kind == "gatv2" else pyg.TransformerConv
-        return attention(dim, dim // 4, heads=4, edge_dim=edge_dim)
+        if kind == "transformer":
+            return pyg.TransformerConv(dim, dim // 4, heads=4, edge_dim=edge_dim)
+        # With loops of its own PyG would drop those of the graph, with their features
+        return pyg.GATv2Conv(dim, dim // 4, heads=4, edge_dim=edge_dim, add_self_loops=False)
     if kind == "sage":
         return pyg.SAGEConv(dim, dim, aggr=aggr)
     if kind not in ("gine", "gin"):

@@ -1088,10 +1088,10 @@ def with_masks(parts: list[Part], space: gym.Space, leaves: list[Leaf], args: An
 
 def scale_of(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
     """What 0 means, and how much 1 adds to it, float64: a policy's -1 and 1 are the bounds of a Box
-    where both are finite; elsewhere its numbers stay as they are."""
+    where both are finite and differ; elsewhere its numbers stay as they are."""
     low = space.low.astype(np.float64)
     half = (space.high - low) / 2
-    scale = np.where(half < 1e30, half, 1.0)
+    scale = np.where((half > 0) & (half < 1e30), half, 1.0)
     return np.where(half < 1e30, low + scale, 0.0), scale
 
 

@@ -214,7 +214,8 @@ class Checked(gym.wrappers.RecordEpisodeStatistics):
         if self.number is not None:
             Checked.latest = self
         try:
-            result = getattr(self.env, method)(*args, **kwargs)
+            with kept_latest():
+                result = getattr(self.env, method)(*args, **kwargs)
         except (Exception, SystemExit) as problem:
             with np.printoptions(legacy="1.25"):  # 1, not np.int64(1)
                 doing = f"{place()}, {method}{args or ''}"
@@ -275,6 +276,16 @@ class Checked(gym.wrappers.RecordEpisodeStatistics):
         if "r" in episode:
             info = info | {"episode": {name: number_of(episode[name]) for name in ("r", "l")}}
         return info
+
+
+@contextlib.contextmanager
+def kept_latest() -> Iterator[None]:
+    """An environment may have others inside, or the policy of an opponent, which has its own."""
+    latest = Checked.latest
+    try:
+        yield
+    finally:
+        Checked.latest = latest
 
 
 def place() -> str:
@@ -552,7 +563,8 @@ class Checks:
         acted = Checked.latest.num_acted
         if acted is not None and self.named.get("node_ids") != self.acting:
             for leaf, own in zip(self.leaves, rows):
-                if leaf.group == self.acting and own.ndim and len(own) != acted:
+                allowed = (0, acted) if Checked.latest.has_ended else (acted,)
+                if leaf.group == self.acting and own.ndim and len(own) not in allowed:
                     rows = f"{len(own)} rows of '{leaf.group}' where {acted} acted"
                     needed = "without node_ids an episode keeps their number"
                     raise UsageError(f"{place()}: {rows}; {needed}")

@@ -14,11 +14,12 @@ import pytest
 import shared_blocks
 import torch
 from gymnasium import spaces
-from helpers import run, run_folder, small_args
+from helpers import make_envs, run, run_folder, small_args
 
 from cleanrl_graph import ppo_graph, services
 from cleanrl_graph.services import checkpoint
 from cleanrl_graph.services.arguments import args_of
+from cleanrl_graph.services.check import UsageError
 from cleanrl_graph.services.policy import load_policy, model_file, take_flags
 
 FOLDER = Path(ppo_graph.__file__).parent
@@ -345,6 +346,56 @@ def test_flags_that_make_another_network(tmp_path, monkeypatch, capsys):
     )
     with pytest.raises((SystemExit, ValueError), match=words):
         run(tmp_path / "runs", load_model=str(path), env_id="CartPole-v1", num_envs=1)
+
+
+# ---- In an environment ----
+class Heaps(gym.Env):
+    """The agent takes a heap, then its opponent, which is a policy, takes one. It is truncated when
+    there is none."""
+
+    observation_space = spaces.Sequence(spaces.Box(0, 1, (2,), np.float32), stack=True)
+    action_space = spaces.Discrete(50)
+
+    def __init__(self, opponent=lambda obs: 0, fails=False):
+        self.opponent = opponent
+        self.fails = fails
+
+    def observe(self):
+        return self.np_random.random((self.num, 2), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.num = 4
+        return self.observe(), {}
+
+    def step(self, action):
+        self.num -= 1
+        self.opponent(self.observe())
+        if self.fails:
+            raise KeyError("heap")
+        self.num -= 1
+        return self.observe(), 1.0, False, self.num == 0, {}
+
+
+gym.register("Heaps-v0", Heaps)
+
+
+def test_opponents(tmp_path):
+    """An environment that plays against a policy is told from it by the checks: its truncated end
+    needs no rows, and an error has its number."""
+    flags = dict(action_head="nodes")
+    saved(tmp_path / "model.pt", "ppo_graph", env_id="Heaps-v0", **flags)
+    opponent = load_policy(tmp_path / "model.pt")
+    envs = make_envs([lambda: Heaps(opponent)] * 2, **flags)
+    envs.reset(0)
+    assert envs.step([0, 0]).truncated.tolist() == [False] * 2
+    step = envs.step([0, 0])
+    assert step.truncated.tolist() == [True] * 2
+    assert [flat.counts["obs"].tolist() for flat in step.finals] == [[0]] * 2
+    envs = make_envs([lambda: Heaps(opponent), lambda: Heaps(opponent, fails=True)], **flags)
+    envs.reset(0)
+    with pytest.raises(UsageError, match="env 1, step 1, step.*KeyError: 'heap'"):
+        envs.step([0, 0])
 
 
 # ---- Processes and threads ----

@@ -17,9 +17,8 @@ fewer than 7, and two, where there is none), belong to one more observation at t
 on which no result depends: nothing is padded per graph. The code is compiled once for all sizes
 (dynamic shapes); a CUDA graph is captured for each size that occurs.
 
-What cannot be compiled, or not captured, is an error: there is no fallback. (--gnn gatv2 removes
-edges from a node to itself, and only the device knows how many there are: on CUDA it needs
---compile-mode default.) Flags, weights and model.pt are those of ppo_graph.py.
+What cannot be compiled, or not captured, is an error: there is no fallback. Flags, weights and
+model.pt are those of ppo_graph.py.
 """
 
 import inspect
@@ -403,14 +402,22 @@ def join(flats: list[Flat], concatenate: Callable = np.concatenate) -> Flat:
 
 # --- shared: environments ---
 # ---- Environments: made from the flags, stepped one after the other ----
+def record_of(env: gym.Env) -> gym.wrappers.RecordEpisodeStatistics | None:
+    """The wrapper that sums the rewards of an episode, None if there is none: other wrappers, and
+    the environment itself, may have an `episode_returns` that means something else."""
+    while isinstance(env, gym.Wrapper):
+        if isinstance(env, gym.wrappers.RecordEpisodeStatistics):
+            return env
+        env = env.env
+    return None
+
+
 def make_env(args: Args, i: int = 0, /, **more) -> gym.Env:
     """Environment i of all ranks, with `more` keyword arguments."""
     tasks = args.env_kwargs if isinstance(args.env_kwargs, list) else [args.env_kwargs]
     kwargs = {"disable_env_checker": True} | tasks[i % len(tasks)] | more
     env = gym.make(args.env_id, **kwargs)
-    if env.has_wrapper_attr("episode_returns"):  # it is recorded already
-        return env
-    return gym.wrappers.RecordEpisodeStatistics(env)
+    return env if record_of(env) else gym.wrappers.RecordEpisodeStatistics(env)
 
 
 # --- end shared: environments ---
@@ -709,8 +716,10 @@ def make_conv(kind: str, dim: int, edge_dim: int | None, aggr: str) -> nn.Module
     if kind in ("gatv2", "transformer"):
         if dim % 4:
             raise UsageError(f"--gnn-dim {dim}: the 4 heads of --gnn {kind} need a multiple of 4")
-        attention = pyg.GATv2Conv if kind == "gatv2" else pyg.TransformerConv
-        return attention(dim, dim // 4, heads=4, edge_dim=edge_dim)
+        if kind == "transformer":
+            return pyg.TransformerConv(dim, dim // 4, heads=4, edge_dim=edge_dim)
+        # With loops of its own PyG would drop those of the graph, with their features
+        return pyg.GATv2Conv(dim, dim // 4, heads=4, edge_dim=edge_dim, add_self_loops=False)
     if kind == "sage":
         return pyg.SAGEConv(dim, dim, aggr=aggr)
     if kind not in ("gine", "gin"):
@@ -1121,10 +1130,10 @@ def fit_of(leaf: Leaf, part: Part, before: Part | None) -> tuple[int, bool] | No
 
 def scale_of(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
     """What 0 means, and how much 1 adds to it, float64: a policy's -1 and 1 are the bounds of a Box
-    where both are finite; elsewhere its numbers stay as they are."""
+    where both are finite and differ; elsewhere its numbers stay as they are."""
     low = space.low.astype(np.float64)
     half = (space.high - low) / 2
-    scale = np.where(half < 1e30, half, 1.0)
+    scale = np.where((half > 0) & (half < 1e30), half, 1.0)
     return np.where(half < 1e30, low + scale, 0.0), scale
 
 
@@ -1848,7 +1857,7 @@ def play(agent: Agent, args: Any, envs: Envs, greedy: bool) -> list[dict]:
         if len(infos) == N:
             break
     for i in set(range(N)) - set(infos):
-        ret = envs.envs[i].get_wrapper_attr("episode_returns")
+        ret = record_of(envs.envs[i]).episode_returns
         infos[i] = {"episode": {"r": ret, "l": args.eval_max_steps}, "cut": True}
     return [infos[i] for i in range(N)]
 

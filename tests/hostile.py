@@ -1078,6 +1078,7 @@ for flags, said in {
     "--hidden-dims 16 0": "--hidden-dims 0: a number from 1 to inf",
     "--num-minibatches 1000": "--num-minibatches 1000 exceeds the 16 steps of a rollout",
     "--total-timesteps 10": "--total-timesteps 10 is less than a rollout of 16 steps",
+    "--max-grad-norm 0": "--max-grad-norm 0: .*nothing is trained; inf means no clipping",
     "--gnn-dim 62 --gnn gatv2": "--gnn-dim 62: the 4 heads of --gnn gatv2 need a multiple of 4",
     "--gnn-dim 62 --gnn transformer": "--gnn-dim 62: the 4 heads of --gnn transformer need",
     "--gnn nope": "exit code 2.*--gnn",

@@ -40,7 +40,7 @@ def make_game(game, repeat_action_probability, render_mode):
     return gym.wrappers.AtariPreprocessing(env, grayscale_newaxis=True)
 
 
-class AtariEnv(gym.Env):
+class AtariEnv(gym.Wrapper):
     """A game with 84 x 84 pixels in grey, four frames to a step, a life to an episode, and rewards
     of -1, 0 and 1.
 
@@ -84,13 +84,11 @@ class AtariEnv(gym.Env):
         if frames < 1:
             raise ValueError(f"frames {frames} must be at least 1")
         game = make_game(game, repeat_action_probability, render_mode)
-        self.env = gym.wrappers.RecordEpisodeStatistics(game)
-        self.game = self.env.unwrapped
-        self.render_mode = render_mode
+        super().__init__(gym.wrappers.RecordEpisodeStatistics(game))
+        self.game = self.unwrapped
         self.episodic_life = episodic_life
         self.clip_reward = clip_reward
         self.frames = deque(maxlen=frames)
-        self.action_space = self.env.action_space
         self.observation_space = spaces.Box(0, 255, (84, 84, frames), np.uint8)
         self.first_actions = []
         if "FIRE" in self.game.get_action_meanings():
@@ -98,19 +96,9 @@ class AtariEnv(gym.Env):
         self.sticky = repeat_action_probability > 0
         self.over = True  # the game, and not just a life
 
-    @property
-    def episode_returns(self):
-        """The score of the present game; the scripts need no RecordEpisodeStatistics around it."""
-        return self.env.episode_returns
-
-    @property
-    def episode_lengths(self):
-        return self.env.episode_lengths
-
     def reset(self, *, seed=None, options=None):
         """Return the first observation and info. A new game begins after the end of a game, with a
         seed, and without `episodic_life`; otherwise the present game goes on."""
-        super().reset(seed=seed)
         if self.episodic_life and seed is None and not self.over:
             frame, info = self._press(0)
         else:
@@ -153,12 +141,6 @@ class AtariEnv(gym.Env):
 
     def _observation(self):
         return np.concatenate(self.frames, -1)
-
-    def render(self):
-        return self.env.render()
-
-    def close(self):
-        self.env.close()
 
     def __getstate__(self):
         """What pickle saves: the emulator pickles without its state, which therefore goes beside

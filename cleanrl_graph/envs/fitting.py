@@ -253,11 +253,11 @@ def is_choice(space: spaces.Box) -> bool:
 
 def scale_of(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
     """(middle, half of the width) of each entry; 0, or what is next to it, and 1 of one that is as
-    good as unbounded."""
+    good as unbounded; 1 as the half of no width."""
     low, high = bounds(space)
     is_bounded = high - low < UNBOUNDED
     middle = np.where(is_bounded, (low + high) / 2, np.clip(0, low, high))
-    return middle, np.where(is_bounded, (high - low) / 2, 1)
+    return middle, np.where(is_bounded & (high > low), (high - low) / 2, 1)
 
 
 def playable(space: gym.Space, path: str, notes: list[str]) -> gym.Space:
@@ -288,6 +288,21 @@ def nearest(space: spaces.Box, values: np.ndarray) -> np.ndarray:
     inside = (values > space.low) & (values < space.high)
     bound = np.where(values < space.high, space.low, space.high)
     return np.where(inside, np.where(inside, values, 0).astype(space.dtype), bound)
+
+
+def unplayed(space: gym.Space, action: Any) -> Any:
+    """The element of the `playable` space that means an element of `space`."""
+    if is_integer(space):
+        values = np.asarray(action)
+        if is_choice(space):
+            return values
+        middle, half = scale_of(space)
+        return (values.astype(np.float64) - middle) / half
+    if isinstance(space, spaces.Dict):
+        return {key: unplayed(child, action[key]) for key, child in space.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(map(unplayed, space, action))
+    return action
 
 
 def played(space: gym.Space, action: Any) -> Any:

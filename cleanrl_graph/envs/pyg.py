@@ -26,8 +26,10 @@ need be. Types that no edge reaches may as well be a Sequence each, beside the g
 their rows.
 
 A graph of networkx has the attributes of nodes and of edges as features, side by side, sorted by
-name; its nodes are in its own order, and an edge that has no direction goes both ways. The graph
-that makes the space needs nodes and, if edges have attributes, an edge.
+name; its nodes are in its own order, and an edge that has no direction goes both ways. All nodes
+need the same attributes, and so do all edges: where depots have a supply and customers a demand,
+give each both, and a number that tells them apart. The graph that makes the space needs nodes and,
+if edges have attributes, an edge.
 
 What is stored: each step with its links (two int32 per edge), also where the graph stays and only
 features change. A graph of 100 nodes with 8 features and 400 edges
@@ -97,30 +99,43 @@ def from_hetero_data(data: Any) -> spaces.GraphInstance:
 
 def from_networkx(graph: Any) -> spaces.GraphInstance:
     """Of a graph of networkx. Where there are no nodes, or no edges with attributes, these are
-    None."""
+    None. ValueError where nodes, or edges, have unlike attributes."""
     graph = graph.to_directed()
     number = {node: k for k, node in enumerate(graph)}
     links = []
     edge_dicts = []
     for source, target, own in graph.edges(data=True):
         links.append([number[source], number[target]])
-        edge_dicts.append(own)
-    nodes = attributes(list(dict(graph.nodes(data=True)).values()))
+        edge_dicts.append((f"edge {source!r} to {target!r}", own))
+    nodes = attributes([(f"node {node!r}", own) for node, own in graph.nodes(data=True)])
     edges = attributes(edge_dicts)
     if edges is not None and edges.shape[1] == 0:
         edges = None
     return spaces.GraphInstance(nodes, edges, np.array(links, np.int64).reshape(-1, 2))
 
 
-def attributes(dicts: list[dict]) -> np.ndarray | None:
-    """float32 [rows, columns] of dicts with numbers or arrays of them, None of no dicts."""
-    if not dicts:
+def attributes(named: list[tuple[str, dict]]) -> np.ndarray | None:
+    """float32 [rows, columns] of dicts with numbers or arrays of them, each with the name of its
+    node or edge, None of no dicts. ValueError names what has other attributes than the first
+    one: a column would mean several things."""
+    if not named:
         return None
+    first_name, first = named[0]
     rows = []
-    for own in dicts:
+    for name, own in named:
+        for key in sorted(first.keys() ^ own.keys()):
+            has, lacks = (first_name, name) if key in first else (name, first_name)
+            raise ValueError(
+                f"{lacks} has no attribute '{key}', {has} has: all need the same ones, "
+                "0 where an attribute has no meaning, and a number for each kind"
+            )
         columns = [np.zeros(0)]
-        for name in sorted(own):
-            columns.append(np.ravel(own[name]))
+        for key in sorted(own):
+            size = np.size(own[key])
+            needed = np.size(first[key])
+            if size != needed:
+                raise ValueError(f"'{key}' of {name}: {size} numbers, of {first_name} {needed}")
+            columns.append(np.ravel(own[key]))
         rows.append(np.concatenate(columns))
     return np.array(rows, np.float32)
 

@@ -158,6 +158,7 @@ def wrap_all(env: gym.Env, specs: tuple[str, ...], has_agents: bool = False) -> 
         env = wrap(env, spec)
     if has_agents:
         env = with_agents(env)
+    look_for_statistics(env)
     env = fit(env)
     outcome = env.reset()
     obs, info = outcome if isinstance(outcome, tuple) and len(outcome) == 2 else (None, None)
@@ -182,6 +183,24 @@ def wrap_all(env: gym.Env, specs: tuple[str, ...], has_agents: bool = False) -> 
             "observation or in info is used"
         )
     return env
+
+
+def look_for_statistics(env: gym.Env) -> None:
+    """Mean and deviation of observations that a wrapper learns are its own: each copy of the
+    environment has others, the evaluation begins anew, and model.pt has none. gym.error.Error where
+    gymnasium's NormalizeObservation learns them, a line for what may do the same."""
+    advice = (
+        "each environment has statistics of its own, and model.pt has none of them: give "
+        "--norm-obs instead, whose statistics are all environments' and the model's"
+    )
+    while isinstance(env, gym.Wrapper):
+        name = type(env).__name__
+        if isinstance(env, gym.wrappers.NormalizeObservation):
+            if env.update_running_mean:
+                raise gym.error.Error(f"wrapper {name} learns: {advice}")
+        elif hasattr(env, "obs_rms") or re.search("normali[sz].*obs", name.lower()):
+            say(f"wrapper {name}: if it learns to normalise, {advice}")
+        env = env.env
 
 
 def mask_places(env: gym.Env, info: Any) -> list[tuple[str, str]]:

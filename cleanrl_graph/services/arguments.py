@@ -1,10 +1,12 @@
 """cleanrl_graph, the flags of a script and those of its services, in one object."""
 
+import os
 from dataclasses import dataclass, field, make_dataclass
 from functools import partial
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import tyro
 
 
@@ -62,8 +64,13 @@ def flags_of(script: ModuleType) -> type:
 
 
 def args_of(script: ModuleType, **values) -> Any:
-    """An object with all flags, which is an Args of the script, too. TypeError for an unknown
-    one."""
+    """An object with all flags, which is an Args of the script, too. NumPy's numbers and paths
+    become what a command line gives. TypeError for an unknown flag."""
+    for name, value in values.items():
+        if isinstance(value, np.generic):
+            values[name] = value.item()
+        elif isinstance(value, os.PathLike):
+            values[name] = os.fspath(value)
     return make_dataclass("Args", [], bases=(flags_of(script), script.Args))(**values)
 
 

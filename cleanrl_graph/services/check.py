@@ -6,6 +6,7 @@ something is wrong does it look for the culprit.
 """
 
 import contextlib
+import hashlib
 import math
 import os
 import pickle
@@ -51,6 +52,7 @@ MOST = 10_000_000  # categories: a network has a row of weights for each
 DISCRETE = (spaces.Discrete, spaces.MultiDiscrete)
 # Files whose frames of a traceback are left out
 OURS = (__file__, wrappers.__file__, fitting.__file__, gym.envs.registration.__file__)
+OBJECT = "object of a program: "  # begins the text of what a command line cannot give
 MASKED = "no action is allowed, which counts as if all were"
 
 
@@ -84,6 +86,8 @@ def wrong_flags(args: Any) -> Iterator[str]:
                 if not is_fine and (name != "max_grad_norm" or value != math.inf):
                     flag = f"--{name.replace('_', '-')} {value}"
                     yield f"{flag}: a number from {least} to {most} is needed"
+    if args.max_grad_norm == 0:
+        yield "--max-grad-norm 0: all gradients become 0, nothing is trained; inf means no clipping"
     if args.gnn in ("gatv2", "transformer") and args.gnn_dim % 4:
         yield f"--gnn-dim {args.gnn_dim}: the 4 heads of --gnn {args.gnn} need a multiple of 4"
     if not entries(args) or not all(isinstance(entry, dict) for entry in entries(args)):
@@ -99,6 +103,23 @@ def wrong_flags(args: Any) -> Iterator[str]:
 def entries(args: Any) -> list[dict]:
     """Those of --env-kwargs."""
     return args.env_kwargs if isinstance(args.env_kwargs, list) else [args.env_kwargs]
+
+
+def plain(value: Any) -> Any:
+    """A value of a flag as JSON and a file for torch.load(weights_only=True) can have it: numbers
+    of NumPy are Python's, other objects are texts, by which they can be compared."""
+    if isinstance(value, dict) and {type(k) for k in value} <= {str, int}:
+        return {k: plain(child) for k, child in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(plain, value))
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    text = re.sub(" at 0x[0-9a-f]+", "", repr(value))  # the same in the next process
+    if hasattr(value, "tolist"):  # an array, whose text may leave numbers out
+        text += f" {hashlib.sha1(str(value.tolist()).encode()).hexdigest()[:8]}"
+    return OBJECT + text
 
 
 def explained(doing: str, problem: BaseException) -> UsageError:
@@ -143,13 +164,15 @@ class Latest(threading.local):
 LATEST = Latest()
 
 
-class Checked(gym.Wrapper):
+class Checked(gym.wrappers.RecordEpisodeStatistics):
     """Raises UsageError, with number, step and action, for what goes wrong in the environment, and
-    for what is not as gymnasium's return it. It does what RecordEpisodeStatistics does, unless one
-    is inside. At an episode's end the outermost one lets go what no script reads in info, and adds
-    "episode" where a wrapper around the record ended it."""
+    for what is not as gymnasium's return it. Return and length of an episode are those of a
+    RecordEpisodeStatistics inside, if there is one. At an episode's end the outermost one lets go
+    what no script reads in info, and adds "episode" where a wrapper around the record ended it."""
 
     number = None  # of the outermost one, over all ranks
+    inside = None  # a RecordEpisodeStatistics, which may be another Checked
+    has_sum = True  # the rewards are numbers
     num_steps = 0
     has_ended = False  # the episode, with the latest observation
     num_acted = None  # rows that acted before the present observation, if its episode goes on
@@ -159,33 +182,34 @@ class Checked(gym.Wrapper):
 
     def __init__(self, env: gym.Env):
         super().__init__(env)
-        self.records = not env.has_wrapper_attr("episode_returns")
+        while isinstance(env, gym.Wrapper) and not self.inside:
+            if isinstance(env, gym.wrappers.RecordEpisodeStatistics):
+                self.inside = env
+            env = env.env
+
+    @property
+    def record(self) -> gym.wrappers.RecordEpisodeStatistics:
+        """Whose sum of rewards counts."""
+        return self.inside if getattr(self.inside, "has_sum", self.inside) else self
 
     def reset(self, **kwargs) -> tuple:
         obs, info = self.call("reset", **kwargs)
         self.num_acted = None
         self.has_ended = False
-        if self.records:
-            self.episode_returns = 0.0
-            self.episode_lengths = 0
+        self.episode_returns = 0.0
+        self.episode_lengths = 0
         return obs, info or {}
 
     def step(self, action: Any) -> tuple:
         self.num_steps += 1
         obs, reward, terminated, truncated, info = self.call("step", action)
         info = info or {}
-        if not self.records and not self.env.has_wrapper_attr("episode_returns"):
-            self.records = True  # the rewards inside are no numbers
-            self.episode_returns = 0.0
-            self.episode_lengths = 0
         is_usual = isinstance(reward, float) and -LARGEST < reward < LARGEST
         is_usual = is_usual and terminated is truncated is False
         if not is_usual or info:
             numbers = {"reward": reward, "terminated": terminated, "truncated": truncated}
             if self.number is None and None in map(number_of, numbers.values()):
-                if self.records:  # those of several agents, or objectives: a wrapper makes them one
-                    self.records = False
-                    del self.episode_returns, self.episode_lengths
+                self.has_sum = False  # of several agents, or objectives: a wrapper makes them one
                 return obs, reward, terminated, truncated, info
             refuse(f"{place()}: {problem}" for problem in self.wrong_outcome(numbers, info))
             reward, terminated, truncated = map(number_of, numbers.values())
@@ -193,9 +217,12 @@ class Checked(gym.Wrapper):
             num = num_acting(self.action_space, action)
             refuse(f"{place()}: {problem}" for problem in wrong_rewards(info, num))
             self.num_acted = None if terminated else num
-        if self.records:
+        if self.record is self:
             self.episode_returns += reward
             self.episode_lengths += 1
+        else:
+            self.episode_returns = self.inside.episode_returns
+            self.episode_lengths = self.inside.episode_lengths
         self.has_ended = bool(terminated or truncated)
         if self.has_ended:
             info = self.last_info(info, terminated)
@@ -206,7 +233,8 @@ class Checked(gym.Wrapper):
         if self.number is not None:
             LATEST.env = self
         try:
-            result = getattr(self.env, method)(*args, **kwargs)
+            with kept_latest():
+                result = getattr(self.env, method)(*args, **kwargs)
         except (Exception, SystemExit) as problem:
             with np.printoptions(legacy="1.25"):  # 1, not np.int64(1)
                 doing = f"{place()}, {method}{args or ''}"
@@ -253,19 +281,30 @@ class Checked(gym.Wrapper):
         """That of a step which ends an episode. Where only a life of a game ended it has no
         "episode"."""
         info = own_report(info)
-        for problem in wrong_report(info.get("eval", {}), info.get("episode")):
-            raise UsageError(f"{place()}: {problem}")
+        is_recorded = self.record is not self
+        recorded = info.get("episode") if is_recorded else None  # else it means something else
+        refuse(f"{place()}: {problem}" for problem in wrong_report(info.get("eval", {}), recorded))
         episode = {}
-        if self.records or not terminated or info.get("lives", 0) == 0:
-            episode["r"] = self.get_wrapper_attr("episode_returns")
-            episode["l"] = self.get_wrapper_attr("episode_lengths")
-        if isinstance(info.get("episode"), dict):
-            episode |= info["episode"]
+        if not is_recorded or not terminated or info.get("lives", 0) == 0:
+            episode["r"] = self.episode_returns
+            episode["l"] = self.episode_lengths
+        if isinstance(recorded, dict):
+            episode |= recorded
         if self.number is not None:
             info = {key: info[key] for key in ("group", "eval", "rewards") if key in info}
         if "r" in episode:
             info = info | {"episode": {name: number_of(episode[name]) for name in ("r", "l")}}
         return info
+
+
+@contextlib.contextmanager
+def kept_latest() -> Iterator[None]:
+    """An environment may have others inside, or the policy of an opponent, which has its own."""
+    latest = Checked.latest
+    try:
+        yield
+    finally:
+        Checked.latest = latest
 
 
 def place() -> str:
@@ -276,6 +315,11 @@ def make_env(script: ModuleType, args: Any, i: int = 0, /, **more) -> gym.Env:
     """The script's environment i of all ranks, with `more` keyword arguments, in the wrappers of
     --wrap. `envs:NAME` is one of cleanrl_graph unless the current folder has a module `envs`."""
     env_id, hint = wrappers.full_id(args.env_id)
+    if OBJECT in str(args.env_kwargs):
+        raise UsageError(
+            f"env_kwargs {args.env_kwargs}: a file has only the text of an object that a program "
+            "gave; give env_kwargs again"
+        )
     full = SimpleNamespace(**{**vars(args), "env_id": env_id})
     known = set(gym.registry)
     try:
@@ -552,7 +596,8 @@ class Checks:
         acted = LATEST.env.num_acted
         if acted is not None and self.named.get("node_ids") != self.acting:
             for leaf, own in zip(self.leaves, rows):
-                if leaf.group == self.acting and own.ndim and len(own) != acted:
+                allowed = (0, acted) if Checked.latest.has_ended else (acted,)
+                if leaf.group == self.acting and own.ndim and len(own) not in allowed:
                     rows = f"{len(own)} rows of '{leaf.group}' where {acted} acted"
                     needed = "without node_ids an episode keeps their number"
                     raise UsageError(f"{place()}: {rows}; {needed}")

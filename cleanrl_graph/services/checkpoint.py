@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_map_only
 
 from cleanrl_graph.envs.fitting import say
 from cleanrl_graph.services import trial
-from cleanrl_graph.services.check import close
+from cleanrl_graph.services.check import close, plain
 from cleanrl_graph.services.trial import noted, random_state, set_random_state
 from cleanrl_graph.services.workers import joined
 
@@ -122,7 +122,7 @@ def compare(args: Any, script: str, path: Path, state: dict) -> None:
     differ."""
     saved = of_today(state["args"], vars(args))
     then = {**saved, "script": state["script"], "world_size": len(state["ranks"])}
-    now = {**vars(args), "script": script, "world_size": world_size()}
+    now = {**plain(vars(args)), "script": script, "world_size": world_size()}
     free = FREE
     if now["world_size"] != then["world_size"]:
         free = FREE | set("world_size num_envs num_workers".split())

@@ -20,8 +20,8 @@ from cleanrl_graph.services.workers import WorkerEnvs
 
 VERSION = 2  # of the names that services need of a script
 NAMES = (
-    "Args UsageError STEP Envs Step Agent Memory Run make_env leaves_of arrays_of parts_of group_of "
-    "acting_group seed start train play"
+    "Args UsageError STEP Envs Step Agent Memory Run make_env leaves_of arrays_of parts_of "
+    "group_of acting_group seed start train play"
 ).split()
 
 

@@ -13,7 +13,7 @@ The file (numpy.savez, no pickle; S steps in the order in which they were made):
 | `env_id`, `env_kwargs` | strings, the latter JSON, for the reader's eye: the spaces are checked |
 | `values/PATH` | a leaf of the observation: [S, ...], or [rows, ...], those of all steps |
 | `counts/PATH` | int64 [S], the rows of each step; only of a leaf whose number of rows varies |
-| `actions` | [S, columns]: int64, or float32 where a part of the action is a Box |
+| `actions` | [S, columns]: int64, or float64 where a part of the action is a Box |
 | `rewards` | float32 [S], the reward of each action |
 | `terminated`, `truncated` | bool [S], whether the episode ended with the action, and how |
 
@@ -24,7 +24,8 @@ Dict in it. dtypes are those of the space, but int64 for unsigned integers beyon
 for smaller floats; other sizes are read as well. Categories in an
 observation are as the environment gives them, from `start` on; those of an action count from 0,
 whatever `start` is. The columns of an action follow the space, Dict and Tuple from the first entry
-to the last: one of a Discrete, one per entry of MultiDiscrete, MultiBinary and Box, row by row.
+to the last: one of a Discrete, one per entry of MultiDiscrete, MultiBinary and Box, row by row. Of
+a Box of integers with more than 64 values an entry is a number from -1 to 1, as scripts choose it.
 """
 
 import contextlib
@@ -40,9 +41,9 @@ import numpy as np
 from gymnasium import spaces
 from tqdm import tqdm
 
-from cleanrl_graph.envs.fitting import keys_of
+from cleanrl_graph.envs.fitting import Fitted, keys_of, unplayed
 from cleanrl_graph.services import import_first
-from cleanrl_graph.services.check import entries
+from cleanrl_graph.services.check import entries, plain
 from cleanrl_graph.services.process import whole
 
 FORMAT = "cleanrl_graph-demos-1"
@@ -76,6 +77,13 @@ def action_columns(space: gym.Space, action: Any) -> list[float]:
     return sum([action_columns(space[k], action[k]) for k in keys], [])
 
 
+def as_scripts_act(env: gym.Env, action: Any) -> Any:
+    """An action of the environment as one of the space that services give to scripts."""
+    while isinstance(env, gym.Wrapper) and not isinstance(env, Fitted):
+        env = env.env
+    return unplayed(env.env.action_space, action) if isinstance(env, Fitted) else action
+
+
 def record(envs: Any, policy: Policy, num_episodes: int, seed: int) -> dict[str, np.ndarray]:
     """The arrays of the file, but for format, env_id and env_kwargs, of a policy in the script's
     `envs`, which check each observation: an episode in each of them in turn."""
@@ -92,7 +100,7 @@ def record(envs: Any, policy: Policy, num_episodes: int, seed: int) -> dict[str,
         ended = False
         while not ended:
             flats.append(envs.collate([envs.read(obs)]))
-            action = policy(env.unwrapped, obs, rng)
+            action = as_scripts_act(env, policy(env.unwrapped, obs, rng))
             actions.append(action_columns(env.action_space, action))
             obs, reward, terminated, truncated, _ = env.step(action)
             outcomes.append([reward, terminated, truncated])
@@ -103,8 +111,8 @@ def record(envs: Any, policy: Policy, num_episodes: int, seed: int) -> dict[str,
         if leaf.is_ragged:
             counts = np.concatenate([flat.counts[leaf.group] for flat in flats])
             data[f"counts/{leaf.path}"] = counts
-    actions = np.array(actions)
-    data["actions"] = actions.astype(np.float32 if actions.dtype.kind == "f" else np.int64)
+    actions = np.array(actions)  # float64 or int64
+    data["actions"] = actions if actions.dtype.kind == "f" else actions.astype(np.int64)
     rewards, terminated, truncated = np.array(outcomes, np.float32).T
     return data | {"terminated": terminated > 0, "truncated": truncated > 0, "rewards": rewards}
 
@@ -119,7 +127,7 @@ def record_file(Envs: type, make_env: Callable, args: Any) -> None:
     makers = [partial(make_env, args, k) for k in range(len(entries(args)))]
     with contextlib.closing(Envs(makers, args)) as envs:
         data = record(envs, find_policy(args.record), num, args.seed)
-    kwargs = json.dumps(args.env_kwargs)
+    kwargs = json.dumps(plain(args.env_kwargs))
     with whole(path) as unfinished, open(unfinished, "wb") as file:
         np.savez_compressed(file, format=FORMAT, env_id=args.env_id, env_kwargs=kwargs, **data)
     rewards = data["rewards"]

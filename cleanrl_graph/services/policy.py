@@ -10,7 +10,9 @@ equal to those of the evaluation. The script that saved the file is imported by 
 not given: from this package, or from wherever Python finds modules.
 """
 
+import io
 import os
+import pickle
 import threading
 from collections.abc import Iterable
 from dataclasses import fields, replace
@@ -35,6 +37,7 @@ from cleanrl_graph.services.check import (
     close,
     make_env,
     one_kind,
+    plain,
 )
 from cleanrl_graph.services.process import accelerate
 
@@ -195,7 +198,7 @@ def take_flags(args: Any, given: Iterable[str] = ()) -> None:
     wrong = []
     left = []
     for name, value in saved.items():
-        own = getattr(args, name, value)
+        own = plain(getattr(args, name, value))
         if own == value:
             continue
         if name in names and name not in given:
@@ -223,7 +226,8 @@ class Policy:
 
     With `num_envs` observations and actions are lists, one entry per environment, rewards
     [num_envs], and `starts` names the environments in which an episode begins: bool [num_envs].
-    Without memory there may be fewer of them. `path` is the file that it was loaded from.
+    Without memory there may be fewer of them. pickle takes it to other processes, in the middle of
+    an episode, too. `path` is the file that it was loaded from.
 
     Threads can share a policy without memory: one waits for the other. With a memory each needs a
     copy.deepcopy of its own, with episodes of its own."""
@@ -278,6 +282,37 @@ class Policy:
     def __repr__(self) -> str:
         name = self.script.__name__.rpartition(".")[2]
         return f"<policy of {self.args.env_id}, {name}, {self.path}>"
+
+    def __getstate__(self) -> dict:
+        """What pickle takes. Networks are made anew, as some of their classes are made in runtime,
+        so the memory is pickled without them."""
+        numbers = {id(part): name for name, part in self.networks().items()}
+        file = io.BytesIO()
+        pickler = pickle.Pickler(file)
+        pickler.persistent_id = lambda part: numbers.get(id(part))
+        pickler.dump(self.memory)
+        made = (self.script, vars(self.args), self.env.unwrapped, self.num_envs, self.greedy)
+        own = {name: vars(self)[name] for name in ("has_value", "num_steps", "begins", "path")}
+        weights = self.agent.state_dict()
+        parts = self.envs.parts
+        return dict(made=made, weights=weights, parts=parts, memory=file.getvalue(), own=own)
+
+    def __setstate__(self, state: dict) -> None:
+        script, flags, *others = state["made"]
+        device = next(iter(state["weights"].values())).device
+        self.__init__(script, args_of(script, **flags), *others, device)
+        self.agent.load_state_dict(state["weights"])
+        accelerate(self.agent)
+        self.envs.parts = state["parts"]
+        unpickler = pickle.Unpickler(io.BytesIO(state["memory"]))
+        unpickler.persistent_load = self.networks().get
+        self.memory = unpickler.load()
+        vars(self).update(state["own"])
+
+    def networks(self) -> dict[str, Any]:
+        """Name -> network, and the flags, which a memory may refer to."""
+        networks = {f"agent.{name}": net for name, net in self.agent.named_modules()}
+        return networks | {"args": self.args}
 
     def make_env(self, i: int = 0, **kwargs) -> gym.Env:
         """The environment of the file's flags in its wrappers, entry i of --env-kwargs, with more

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from cleanrl_graph.envs.fitting import say
 from cleanrl_graph.services import checkpoint, policy, summary
-from cleanrl_graph.services.check import UsageError, entries
+from cleanrl_graph.services.check import UsageError, entries, plain
 from cleanrl_graph.services.checkpoint import all_ranks, broadcast, rank, world_size
 from cleanrl_graph.services.process import accelerate, bar, whole
 
@@ -37,7 +37,7 @@ def run_name(args: Any) -> str:
     digest."""
     name = args.env_id.split(":")[-1].replace("/", "-")
     if args.env_kwargs or args.wrap:
-        variant = json.dumps([args.env_kwargs, args.wrap])
+        variant = json.dumps([plain(args.env_kwargs), args.wrap])
         name += "-" + hashlib.sha1(variant.encode()).hexdigest()[:6]
     return f"{name}__{args.exp_name}__{args.seed}__"
 
@@ -118,7 +118,7 @@ class Services:
         from now on. At the end `stack` is closed."""
         super().__init__(args)
         self.name = Path(self.script.__file__).stem  # of the script
-        self.flags = dict(vars(args))  # as they were given
+        self.flags = plain(vars(args))  # as they were given
         self.stack = stack
         self.saved = None
         folder = None
@@ -186,7 +186,7 @@ class Services:
         """The flags as they were given in args.json, and all of them in the log."""
         flags = {"script": self.name, "world_size": world_size(), **self.flags}
         with whole(self.folder / "args.json") as unfinished:
-            Path(unfinished).write_text(json.dumps(flags, indent=1, default=str) + "\n")
+            Path(unfinished).write_text(json.dumps(flags, indent=1) + "\n")
         rows = [f"|{name}|{value}|" for name, value in vars(self.args).items()]
         table = "\n".join(["|param|value|", "|-|-|", *rows])
         self.writer.add_text("hyperparameters", table, self.global_step)

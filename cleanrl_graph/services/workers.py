@@ -50,6 +50,14 @@ def obey(parent: int) -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGUSR1)
 
 
+def forget(pipe) -> None:
+    """For a process that an environment forks: it is ended by signals as any other, and does not
+    hold the worker's end of the pipe, by which the parent sees that a worker is gone."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
+    pipe.close()
+
+
 def work(pipe, inherited: list, seed: int, make_envs: Callable) -> None:
     """A worker process: answers each request by request(envs), until None comes or the parent is
     gone. Then reading raises EOFError, but only if no worker holds a parent's end of a pipe: those
@@ -57,6 +65,9 @@ def work(pipe, inherited: list, seed: int, make_envs: Callable) -> None:
     for other in inherited:
         other.close()
     obey(mp.parent_process().pid)
+    mp.current_process().daemon = False  # a daemon must not start processes, as a simulator may
+    if hasattr(os, "register_at_fork"):  # not on Windows
+        os.register_at_fork(after_in_child=partial(forget, pipe))
     random.seed(seed)  # environments may draw from the global generators
     np.random.seed(seed)
     torch.manual_seed(seed)

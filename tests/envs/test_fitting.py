@@ -226,6 +226,26 @@ def test_graph_of_networkx():
     assert found.edges is None and to_graph_instance(networkx.Graph()).nodes is None
 
 
+def test_unlike_attributes_of_networkx():
+    """A column has one meaning: what lacks an attribute, or has another shape of it, is named."""
+    graph = networkx.Graph()
+    graph.add_node("depot", supply=9.0)
+    graph.add_node("customer", demand=2.0)
+    with pytest.raises(ValueError, match="node 'depot' has no attribute 'demand', node 'customer'"):
+        to_graph_instance(graph)
+    graph.nodes["depot"]["demand"] = 0.0
+    with pytest.raises(ValueError, match="node 'customer' has no attribute 'supply', node 'depot'"):
+        to_graph_instance(graph)
+    graph.nodes["customer"]["supply"] = 0.0
+    assert to_graph_instance(graph).nodes.tolist() == [[0, 9], [2, 0]]
+    graph.nodes["customer"]["supply"] = [1.0, 2.0]
+    with pytest.raises(ValueError, match="'supply' of node 'customer': 2 numbers, of node 'depot'"):
+        to_graph_instance(graph)
+    arrows = networkx.DiGraph([(0, 1, {"weight": 1.0}), (1, 0, {"length": 2.0})])
+    with pytest.raises(ValueError, match="edge 0 to 1 has no attribute 'length', edge 1 to 0 has"):
+        to_graph_instance(arrows)
+
+
 @pytest.mark.parametrize("wrong", [networkx.Graph(), Data(x=torch.zeros(2, 3)), HeteroData()])
 @pytest.mark.parametrize("where", ["alone", "in a dict"])
 def test_graph_that_was_not_converted(wrong, where):

@@ -172,6 +172,63 @@ def test_returns_of_record_episode_statistics(envs_of):
         assert info["episode"]["r"] == info["episode"]["l"] < 20
 
 
+class OwnRecord(gym.Wrapper):
+    """Its attributes are named as those of RecordEpisodeStatistics and mean something else, as
+    those of Stable-Baselines3's Monitor: one entry for each episode that has ended."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.episode_returns = []
+        self.episode_lengths = []
+
+
+class NobodyCounts(gym.Env):
+    """An episode ends after `length` steps of reward 2. Its `episode_returns` stay 0."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
+    episode_returns = 0.0
+
+    def __init__(self, length):
+        self.length = length
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.zeros(2, np.float32), 2.0, self.t == self.length, False, {}
+
+
+def own_record(length, kind):
+    env = NobodyCounts(length)
+    if kind == "both":
+        env = gym.wrappers.RecordEpisodeStatistics(env)
+    return env if kind == "environment" else OwnRecord(env)
+
+
+gym.register("OwnRecord-v0", own_record)
+
+
+@pytest.mark.parametrize("kind", ["environment", "wrapper", "both"])
+@pytest.mark.parametrize("has_services", [False, True])
+def test_attributes_that_are_no_record(has_services, kind):
+    """What is named `episode_returns` is a record where it is gymnasium's alone: in the log, and
+    for an episode that is cut off."""
+    kwargs = {"length": 3, "kind": kind}
+    args = small_args(env_id="OwnRecord-v0", env_kwargs=kwargs, eval_max_steps=5)
+    make = partial(check.make_env, ppo_graph) if has_services else ppo_graph.make_env
+    for length in (3, 9):
+        args.env_kwargs["length"] = length
+        makers = [partial(make, args)]
+        envs = helpers.make_envs(makers) if has_services else ppo_graph.Envs(makers)
+        agent = ppo_graph.Agent(envs.leaves, envs.action_space, args)
+        (info,) = ppo_graph.play(agent, args, envs, greedy=True)
+        num = min(length, 5)
+        assert (info["episode"]["r"], info["episode"]["l"]) == (2 * num, num)
+        assert ("cut" in info) == (num < length)
+
+
 class Counts(gym.Env):
     """An episode is a step of reward 2; `info` is that of each."""
 
@@ -187,7 +244,7 @@ class Counts(gym.Env):
         return np.zeros(2, np.float32), 2.0, True, False, self.info
 
 
-@pytest.mark.parametrize("value", [7, {"number": 7}, None, 0, 2])
+@pytest.mark.parametrize("value", [7, {"number": 7}, {"r": 1.0, "l": 9}, None, 0, 2])
 @pytest.mark.parametrize("name", ["episode", "lives"])
 def test_other_meanings_of_info(name, value):
     """An "episode" in info that is no such record changes nothing. Lives of an environment whose

@@ -10,7 +10,8 @@ import pytest
 from gymnasium import spaces
 
 from cleanrl_graph import envs
-from cleanrl_graph.envs.wrappers import wrap
+from cleanrl_graph.envs.fitting import SAID
+from cleanrl_graph.envs.wrappers import wrap, wrap_all
 
 Error = gym.error.Error
 
@@ -53,6 +54,40 @@ def play(env, num_steps, seed):
         obs, _, terminated, truncated, _ = env.step(1)
         observations.append(env.reset()[0] if terminated or truncated else obs)
     return observations
+
+
+# ---- Wrappers that learn ----
+class NormalizeObsOnline(gym.ObservationWrapper):
+    def observation(self, obs):
+        return obs
+
+
+class Scaler(NormalizeObsOnline):
+    obs_rms = None
+
+
+def frozen(env):
+    """With statistics that do not change."""
+    env = gym.wrappers.NormalizeObservation(env)
+    env.update_running_mean = False
+    return env
+
+
+@pytest.mark.parametrize("around", [lambda env: env, gym.wrappers.OrderEnforcing])
+def test_statistics_of_copies(around, capsys):
+    """Gymnasium's NormalizeObservation is refused wherever it is, what may be like it is named; not
+    where nothing is learned, or rewards alone."""
+    with pytest.raises(Error, match="NormalizeObservation learns: .*give --norm-obs instead"):
+        wrap_all(around(gym.wrappers.NormalizeObservation(Probe())), ())
+    for kind in (NormalizeObsOnline, Scaler):
+        wrap_all(around(kind(Probe())), ())
+        assert f"wrapper {kind.__name__}: if it learns" in capsys.readouterr().err
+        SAID.clear()
+    for kind in (frozen, gym.wrappers.NormalizeReward):
+        wrap_all(around(kind(Probe())), ())
+    assert capsys.readouterr().err == ""
+    with pytest.raises(Error, match="--norm-obs"):
+        wrap_all(Probe(), ("gymnasium.wrappers:NormalizeObservation",))
 
 
 # ---- hide ----

@@ -327,6 +327,8 @@ class Fails(gym.Env):
 
     def __init__(self, how="raise"):
         self.how, self.num_steps = how, 0
+        if how == "die with a process":  # which this one started, and which sleeps on for a while
+            FORK.Process(target=time.sleep, args=(40,), daemon=True).start()
 
     def reset(self, *, seed=None, options=None):
         return np.zeros(2, np.float32), {}
@@ -342,7 +344,7 @@ class Fails(gym.Env):
             raise KeyError("the bridge is out")
         if self.how == "exit":
             raise SystemExit
-        if self.how == "die":
+        if self.how.startswith("die"):
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(1000)
 
@@ -362,6 +364,7 @@ gym.register("Unsupported-v0", entry_point=Unsupported)
         ("raise", 2, "(?s)Traceback.*the bridge is out.*env 0, step 30"),
         ("exit", 0, "env 0, step 30, .*SystemExit"),
         ("die", 0, "the collector died with exit code -9"),
+        ("die with a process", 0, "the collector died with exit code -9"),
         ("die", 2, "step 30: the worker of envs 0 to 1 died with exit code -9"),
         ("hang", 1, "step 30: the worker of envs 0 to 2 did not answer within --env-timeout 0.5 s"),
     ],
@@ -369,10 +372,12 @@ gym.register("Unsupported-v0", entry_point=Unsupported)
 def test_errors_arrive(how, num_workers, text, tmp_path):
     """A sentence with the environment's frames, when that rollout is needed; nothing is left."""
     before = children(os.getpid())
+    begin = time.time()
     flags = dict(env_id="Fails-v0", env_kwargs={"how": how}, num_workers=num_workers)
     flags |= dict(env_timeout=0.5, total_timesteps=240, checkpoint_every=1)
     with pytest.raises(check.UsageError, match=text):
         run(tmp_path, script, **flags)
+    assert time.time() - begin < 35
     wait_for(lambda: children(os.getpid()) == before, 10)
     saved = checkpoint.read(checkpoint.checkpoints_in(str(run_folder(tmp_path)))[0])
     assert saved["global_step"] == 3 * 24 and (run_folder(tmp_path) / "failed").exists()

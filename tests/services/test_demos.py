@@ -13,7 +13,7 @@ from helpers import MASK, ListEnv, make_envs, small_args, vector
 from processes import full_disk
 
 from cleanrl_graph import ppo_graph_aux as script
-from cleanrl_graph.envs import flexible_job_shop, job_shop
+from cleanrl_graph.envs import fitting, flexible_job_shop, job_shop
 from cleanrl_graph.services import check, demos
 
 DENSE = {"gear": spaces.Discrete(5, start=-2), "speed": vector(2, low=-np.inf, high=np.inf)}
@@ -198,7 +198,47 @@ def test_columns_of_actions(space, action, columns):
     data = recorded(lambda *_: action, action_space=space, children=DENSE)
     assert data["actions"].tolist() == [columns] * 6
     has_box = any(isinstance(column, float) for column in columns)
-    assert data["actions"].dtype == (np.float32 if has_box else np.int64)
+    assert data["actions"].dtype == (np.float64 if has_box else np.int64)
+
+
+MIXED_WIDTHS = spaces.Box(np.array([0, -5, 7]), np.array([1000, 2**40, 7]), dtype=np.int64)
+
+
+@pytest.mark.parametrize(
+    "space, action",
+    [
+        (spaces.Box(0, 1000, (2,), np.int32), [500, 37]),
+        (spaces.Box(-5, 5, (2,), np.int8), [-3, 5]),
+        (MIXED_WIDTHS, [999, 3, 7]),
+        (spaces.Box(-(2**28), 2**28, (1,), np.int64), [2**27 + 64]),
+        (spaces.Box(1e8, 1e8 + 1, (1,), np.float64), [1e8 + 0.75]),
+        (spaces.Box(np.float32([2, -1]), np.float32([2, 1])), [2, 0.25]),
+        (spaces.Tuple([spaces.Box(0, 500, (), np.int16), spaces.Discrete(3)]), (20, 2)),
+    ],
+)
+def test_boxes_come_back(space, action, tmp_path):
+    """The environment is given what the policy says, and given it again by an agent that has cloned
+    it, whatever numbers a script has for it."""
+    given = []
+
+    class Noting(Growing):
+        def step(self, action):
+            given.append(action)
+            return super().step(action)
+
+    def envs_of():
+        make = lambda: Noting(action_space=space, children=DENSE)
+        return make_envs([lambda: fitting.fit(make())], script=script)
+
+    path = file_of(tmp_path, demos.record(envs_of(), lambda *_: action, 1, 0))
+    envs = envs_of()
+    _, actions = load(path, envs)
+    assert actions.isfinite().all()
+    envs.reset(0)
+    envs.step(script.to_env_actions(envs.action_space, {"": actions[:1].numpy()}, {}))
+    assert len(given) == 4
+    for own in given:
+        assert np.array_equal(np.concatenate(list(map(np.ravel, own))), np.ravel(action))
 
 
 def test_actions_that_cannot_be_recorded_or_read(tmp_path):

@@ -2,7 +2,9 @@
 
 import importlib
 import json
+import multiprocessing
 import os
+import pickle
 import sys
 from pathlib import Path
 
@@ -12,11 +14,12 @@ import pytest
 import shared_blocks
 import torch
 from gymnasium import spaces
-from helpers import command, run, run_folder, small_args
+from helpers import command, make_envs, run, run_folder, small_args
 
 from cleanrl_graph import ppo_graph, services
 from cleanrl_graph.services import checkpoint
 from cleanrl_graph.services.arguments import args_of, given_in
+from cleanrl_graph.services.check import UsageError
 from cleanrl_graph.services.policy import load_policy, model_file, take_flags
 
 FOLDER = Path(ppo_graph.__file__).parent
@@ -347,7 +350,78 @@ def test_flags_that_make_another_network(tmp_path, monkeypatch, capsys):
         run(tmp_path / "runs", load_model=str(path), env_id="CartPole-v1", num_envs=1)
 
 
-# ---- Threads ----
+# ---- In an environment ----
+class Heaps(gym.Env):
+    """The agent takes a heap, then its opponent, which is a policy, takes one. It is truncated when
+    there is none."""
+
+    observation_space = spaces.Sequence(spaces.Box(0, 1, (2,), np.float32), stack=True)
+    action_space = spaces.Discrete(50)
+
+    def __init__(self, opponent=lambda obs: 0, fails=False):
+        self.opponent = opponent
+        self.fails = fails
+
+    def observe(self):
+        return self.np_random.random((self.num, 2), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.num = 4
+        return self.observe(), {}
+
+    def step(self, action):
+        self.num -= 1
+        self.opponent(self.observe())
+        if self.fails:
+            raise KeyError("heap")
+        self.num -= 1
+        return self.observe(), 1.0, False, self.num == 0, {}
+
+
+gym.register("Heaps-v0", Heaps)
+
+
+def test_opponents(tmp_path):
+    """An environment that plays against a policy is told from it by the checks: its truncated end
+    needs no rows, and an error has its number."""
+    flags = dict(action_head="nodes")
+    saved(tmp_path / "model.pt", "ppo_graph", env_id="Heaps-v0", **flags)
+    opponent = load_policy(tmp_path / "model.pt")
+    envs = make_envs([lambda: Heaps(opponent)] * 2, **flags)
+    envs.reset(0)
+    assert envs.step([0, 0]).truncated.tolist() == [False] * 2
+    step = envs.step([0, 0])
+    assert step.truncated.tolist() == [True] * 2
+    assert [flat.counts["obs"].tolist() for flat in step.finals] == [[0]] * 2
+    envs = make_envs([lambda: Heaps(opponent), lambda: Heaps(opponent, fails=True)], **flags)
+    envs.reset(0)
+    with pytest.raises(UsageError, match="env 1, step 1, step.*KeyError: 'heap'"):
+        envs.step([0, 0])
+
+
+# ---- Processes and threads ----
+@pytest.mark.parametrize("gnn", ["gin", "gatv2"])
+@pytest.mark.parametrize("name", ["ppo_graph", "ppo_graph_async", *MEMORIES])
+def test_policy_for_another_process(tmp_path, name, gnn):
+    """Plain pickle takes it along, with faster layers and in the middle of an episode: the copies
+    go on as it does, each for itself."""
+    saved(tmp_path / "model.pt", name, env_kwargs=NAMED, gnn=gnn)
+    policy = load_policy(tmp_path / "model.pt")
+    env = policy.make_env()
+    (obs, _), reward = env.reset(seed=1), 0.0
+    for _ in range(5):  # a rollout has 3 steps
+        obs, reward, *_ = env.step(policy(obs, reward))
+    copies = [pickle.loads(pickle.dumps(policy)) for _ in range(2)]
+    for _ in range(4):
+        expected = policy(obs, reward)
+        assert all(np.array_equal(copy(obs, reward), expected) for copy in copies)
+        obs, reward, *_ = env.step(expected)
+    if (name, gnn) == ("ppo_gtrxl", "gin"):
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            assert np.allclose(pool.apply(policy, (obs, reward)), policy(obs, reward))
+
+
 def test_threads(tmp_path, monkeypatch):
     """One thread unless OMP_NUM_THREADS says otherwise, which torch reads."""
     try:

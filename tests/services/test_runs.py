@@ -6,6 +6,7 @@ import io
 import json
 import time
 import types
+from dataclasses import replace
 
 import gymnasium as gym
 import numpy as np
@@ -205,6 +206,56 @@ def test_run_in_a_program(tmp_path):
     rows = services.run(ppo_graph, ppo_graph.Args(**own), checkpoint_every=0)
     assert [row["return"] for row in rows] == [7.0, 7.0]
     assert vars(ppo_graph) == before and torch.is_grad_enabled()
+
+
+class Weighted(Steps):
+    """Rewards are scaled by what a program gives."""
+
+    def __init__(self, weights, scale, names=None):
+        assert type(weights) is np.ndarray
+        self.weights, self.scale = weights, scale
+
+    def reward(self, action):
+        return float(self.scale(self.weights.sum()))
+
+
+gym.register("Weighted-v0", Weighted)
+
+
+def test_objects_of_a_program(tmp_path, capsys):
+    """Arrays, functions, paths and NumPy's numbers as flags: files have them as text, and numbers.
+    They are loaded without pickle, and say whether a run is the same. A text of an object makes no
+    environment."""
+    kwargs = {"weights": np.arange(3000.0), "scale": abs, "names": {(0, 1): "edge"}}
+    flags = dict(env_id="Weighted-v0", seed=np.int64(3), gamma=np.float64(0.5))
+    args = small_args(run_dir=tmp_path, env_kwargs=kwargs, **flags, eval_episodes=1)
+    (row,) = services.run(ppo_graph, args, checkpoint_every=1)
+    assert row["return"] == 7 * 4498500
+    folder = run_folder(tmp_path)
+    saved = torch.load(folder / "model.pt", weights_only=True)["args"]
+    args_json = json.loads((folder / "args.json").read_text())
+    for own in (saved, args_json):
+        assert (own["seed"], own["gamma"], own["run_dir"]) == (3, 0.5, str(tmp_path))
+        assert own["env_kwargs"]["weights"].startswith("object of a program: array([0.")
+        assert own["env_kwargs"]["scale"] == "object of a program: <built-in function abs>"
+        assert own["env_kwargs"]["names"] == "object of a program: {(0, 1): 'edge'}"
+    with pytest.raises(ValueError, match="object of a program.*give env_kwargs again.*an `env`"):
+        load_policy(folder)
+    policy = load_policy(folder, gym.make("Weighted-v0", **kwargs))
+    assert policy(np.zeros(2, np.float32)) in (0, 1)
+    more = dict(resume="auto", total_timesteps=96, checkpoint_every=1)
+    services.run(ppo_graph, args, **more)
+    assert "goes on from" in capsys.readouterr().out
+    # One of the numbers that its text leaves out
+    other = np.where(np.arange(3000) == 1500, 0.0, kwargs["weights"])
+    services.run(ppo_graph, replace(args, env_kwargs=kwargs | {"weights": other}), **more)
+    assert "no checkpoint" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="other flags: --env-kwargs"):
+        services.run(
+            ppo_graph,
+            replace(args, env_kwargs=kwargs | {"weights": other}),
+            **more | {"resume": str(folder)},
+        )
 
 
 class Mixing(torch.nn.Module):

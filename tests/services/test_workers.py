@@ -1,6 +1,7 @@
 """Environments in worker processes are those of one process, and no process stays behind."""
 
 import contextlib
+import multiprocessing
 import multiprocessing.connection as mp_connection
 import os
 import random
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from helpers import ACTIONS, OBSERVATIONS, RandomEnv, sample, small_args, vector
+from processes import is_alive, wait_for
 
 from cleanrl_graph import ppo_graph
 from cleanrl_graph.services import workers
@@ -173,6 +175,48 @@ def test_worker_that_is_lost(fault, sentence):
                     envs.step([0] * 3)
             processes, begin = [process for process, _, _ in envs.workers], time.time()
         assert time.time() - begin < 8 and not any(process.is_alive() for process in processes)
+
+
+def simulate(pipe):
+    """Answers each number by the next one."""
+    for number in iter(pipe.recv, None):
+        pipe.send(number + 1)
+
+
+class Simulated(Own):
+    """Its numbers come from a process that it starts; the last one is that process's id."""
+
+    def __init__(self, fault=""):
+        super().__init__(fault=fault)
+        context = multiprocessing.get_context("fork")
+        self.pipe, child = context.Pipe()
+        self.simulator = context.Process(target=simulate, args=(child,), daemon=True)
+        self.simulator.start()
+
+    def observe(self):
+        self.pipe.send(self.t)
+        return np.float32([self.pipe.recv(), 0, 0, self.simulator.pid])
+
+
+@pytest.mark.parametrize("fault", ["", "kill"])
+def test_environments_that_start_processes(fault):
+    """In a worker, which ends them when it ends. A worker that dies is seen at once, although they
+    are still there."""
+    begin = time.time()
+    with started([partial(Simulated, fault)] * 2, 2) as envs:
+        rows = envs.reset(0).obs.values[0]
+        simulators = rows[:, 3].astype(int).tolist()
+        assert rows[:, 0].tolist() == [1, 1] and all(map(is_alive, simulators))
+        assert envs.step([0] * 2).obs.values[0][:, 0].tolist() == [2, 2]
+        if fault:
+            with pytest.raises(ChildProcessError, match="envs 1 to 1 died with exit code -9"):
+                for _ in range(2):
+                    envs.step([0] * 2)
+    assert time.time() - begin < 10
+    assert not any(map(is_alive, simulators[: 1 if fault else 2]))
+    if fault:
+        os.kill(simulators[1], signal.SIGTERM)
+        wait_for(lambda: not is_alive(simulators[1]), 5)
 
 
 class Large(gym.Env):

@@ -10,6 +10,7 @@ from helpers import OBSERVATIONS, everything, graph_space, sample, small_args, s
 from torch_geometric import nn as pyg
 
 from cleanrl_graph import ppo_graph
+from cleanrl_graph.services import layers
 
 MAX = partial(ppo_graph.segment, reduce="max")
 GNNS = ["gine", "gin", "gatv2", "transformer", "sage"]
@@ -157,6 +158,29 @@ def test_layers_may_take_ptr(monkeypatch):
     obs = everything(storage)
     encoder_of(leaves, gnn_layers=1)(obs)
     assert torch.equal(seen[0], obs["obs.nodes"].ptr)
+
+
+@pytest.mark.parametrize("is_faster", [False, True])
+@pytest.mark.parametrize("gnn", GNNS)
+def test_edges_from_a_node_to_itself(gnn, is_faster):
+    """They are seen as others are, with their features (gatv2 weighs edges by these), and by those
+    nodes alone."""
+    for edge_dim in (3, None):
+        conv = ppo_graph.make_conv(gnn, 8, edge_dim, "sum")
+        if is_faster:
+            layers.accelerate(conv)
+        x = torch.randn(4, 8)
+        edge_index = torch.tensor([[0, 1, 1, 0, 2, 3, 2], [0, 0, 1, 1, 2, 2, 3]])
+        features = torch.randn(7, 3)
+        is_loop = edge_index[0] == edge_index[1]
+        takes = edge_dim is not None and gnn != "sage"
+        see = lambda edges, rows: conv(x, edges, **({"edge_attr": rows} if takes else {}))
+        seen = see(edge_index, features)
+        changed = [see(edge_index[:, ~is_loop], features[~is_loop])]
+        if takes:
+            changed.append(see(edge_index, features + is_loop[:, None]))
+        for other in changed:
+            assert ((seen - other).abs().amax(1) > 1e-3).tolist() == [True, True, True, False]
 
 
 @pytest.mark.parametrize("gnn", ["gatv2", "transformer"])

@@ -62,23 +62,22 @@ def races(told: dict) -> list[str]:
 def budget(script, **flags) -> list[str]:
     """The host waits for the device once per step of the policy, for the action; never in a
     minibatch; twice per update, for the values and for what is logged, and with --target-kl once
-    more per epoch. All copies to the device are from pinned memory. With --gnn gatv2 each layer of
-    PyG waits when it looks for self-loops: twice per call.
+    more per epoch. All copies to the device are from pinned memory.
 
     ppo_graph_async.py's collector is a process of its own: it waits for each action, and once per
     rollout to hand it over. The learner does not step, and waits once more per update, for the
     weights that it sends."""
     flags = {"num_envs": 4} | flags
-    is_async, epochs, pyg = hasattr(script, "Collector"), 1, 2 * (flags.get("gnn") == "gatv2")
+    is_async, epochs = hasattr(script, "Collector"), 1
     stops = flags.get("target_kl", script.Args.target_kl) is not None
     rates = virtual_cuda.rates(script, epochs=epochs, **flags)
     allowed = {
-        ("step", "waits"): 0 if is_async else 1 + pyg,
+        ("step", "waits"): 0 if is_async else 1,
         ("step", "collector waits"): 1,
-        ("minibatch", "waits"): pyg,
+        ("minibatch", "waits"): 0,
         ("minibatch", "collector waits"): 0,
         ("update", "collector waits"): 1,
-        ("update", "waits"): 2 + is_async + pyg + epochs * stops,
+        ("update", "waits"): 2 + is_async + epochs * stops,
     }
     found = []
     for unit, kinds in rates.items():

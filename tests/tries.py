@@ -75,7 +75,7 @@ class Witness:
         self.mismatches = []
         self.leaves = None
         act = module.Memory.act
-        log = module.Run.log
+        end_update = module.Run.end_update
 
         def noted_act(memory, step, greedy=False):
             if not greedy:
@@ -83,12 +83,12 @@ class Witness:
                 self.steps.append((step, copy.deepcopy(step)))
             return act(memory, step, greedy)
 
-        def noted_log(run, global_step, scalars, episodes):
+        def noted_update(run, global_step, step, scalars, episodes):
             self.mismatches.append(float(scalars["debug/collection_mismatch"]))
-            return log(run, global_step, scalars, episodes)
+            return end_update(run, global_step, step, scalars, episodes)
 
         module.Memory.act = noted_act
-        module.Run.log = noted_log
+        module.Run.end_update = noted_update
 
     def problem(self) -> str | None:
         """What the script was not shown as the environments returned it, if anything."""

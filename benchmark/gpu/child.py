@@ -97,17 +97,17 @@ def waits(script, flags: list[str], warmup: int, watched: int) -> dict:
     """Where the host waits for the device in `watched` updates after `warmup` others, and the
     largest difference of collection and training."""
     noted = {"updates": watched, "mismatch": 0.0, "places": {}}
-    times, start, log = [], time.perf_counter(), script.Run.log
+    times, start, end_update = [], time.perf_counter(), script.Run.end_update
 
     def note(message, category, filename, lineno, file=None, line=None):
         if "synchronizing CUDA operation" in str(message):
             place = f"{Path(filename).name}:{lineno}"
             noted["places"][place] = noted["places"].get(place, 0) + 1
 
-    def log_too(self, step, scalars, episodes):
+    def note_mismatch(self, global_step, step, scalars, episodes):
         mismatch = float(scalars["debug/collection_mismatch"])
         noted["mismatch"] = max(noted["mismatch"], mismatch)
-        return log(self, step, scalars, episodes)
+        return end_update(self, global_step, step, scalars, episodes)
 
     def after(step):
         times.append(time.perf_counter() - start)
@@ -116,7 +116,7 @@ def waits(script, flags: list[str], warmup: int, watched: int) -> dict:
         if len(times) == warmup + watched:
             raise Enough(0)
 
-    script.Run.log = log_too
+    script.Run.end_update = note_mismatch
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.showwarning = note

@@ -162,14 +162,15 @@ def watch(script) -> tuple[Counter, list]:
     when it is logged."""
     seconds, curve, at = Counter(), [], {}
     returns = deque(maxlen=100)
-    begin_run, log, begin = script.Run.begin, script.Run.log, script.Memory.begin
+    begin_run, begin = script.Run.begin, script.Memory.begin
+    end_update = script.Run.end_update
 
     def begins_run(self, *args):
         at["start"] = time.perf_counter()
         return begin_run(self, *args)
 
-    def logs(self, global_step, scalars, episodes):
-        log(self, global_step, scalars, episodes)
+    def ends_update(self, global_step, step, scalars, episodes):
+        end_update(self, global_step, step, scalars, episodes)
         now = time.perf_counter()
         seconds["update"] += now - at.pop("update")
         returns.extend(info["episode"]["r"] for _, _, info in episodes)
@@ -181,7 +182,8 @@ def watch(script) -> tuple[Counter, list]:
         if threading.current_thread() is threading.main_thread():
             at["collect"] = time.perf_counter()
 
-    script.Run.begin, script.Run.log, script.Memory.begin = begins_run, logs, begins
+    script.Run.begin, script.Run.end_update = begins_run, ends_update
+    script.Memory.begin = begins
 
     class Storage(script.Storage):
         def gather(self, idx):

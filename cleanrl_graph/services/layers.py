@@ -238,18 +238,23 @@ def faster_kind(conv: nn.Module) -> type[Layer] | None:
     for classes of a user, which may compute anything."""
     if not isinstance(conv, (pyg.GINConv, pyg.GINEConv)):
         return None
-    has_hooks = conv._forward_hooks or conv._forward_pre_hooks or conv._backward_hooks
     has_eps = isinstance(conv.eps, nn.Parameter) or conv.eps.any()
     is_sum = conv.aggr in ("sum", "add") and conv.flow == "source_to_target"
-    if has_hooks or has_eps or not is_sum:
+    if has_eps or not is_sum or has_hooks(conv):
         return None
     if type(conv) is pyg.GINConv:
         return GIN
-    if getattr(conv, "lin", None) is None:
+    lin = getattr(conv, "lin", None)
+    if type(lin) not in (nn.Linear, pyg.Linear) or lin.bias is None or has_hooks(lin):
         return None
     if type(conv) is pyg.GINEConv:
         return GINE
     return LinearGINE if is_linear(conv) else None
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether somebody wants to see what it computes, or changes it."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
 def is_linear(conv: nn.Module) -> bool:

@@ -240,11 +240,14 @@ def test_in_the_place_of_the_layer(kind):
 
 
 def test_hooks_stay():
-    """A layer with a hook is left as it is: somebody wants to see what it computes."""
-    agent = nn.Sequential(conv_of("gin"), conv_of("gin"))
+    """A layer with a hook, or another network for its edges, is left as it is."""
+    agent = nn.Sequential(conv_of("gin"), conv_of("gin"), conv_of("gine"), conv_of("gine"))
     agent[0].register_forward_hook(lambda *_: None)
+    agent[2].lin.register_forward_pre_hook(lambda *_: None)
+    agent[3].lin = nn.Sequential(agent[3].lin, nn.ReLU())
     layers.accelerate(agent)
-    assert [type(conv) for conv in agent] == [pyg.GINConv, layers.GIN]
+    kinds = [pyg.GINConv, layers.GIN, pyg.GINEConv, pyg.GINEConv]
+    assert [type(conv) for conv in agent] == kinds
 
 
 @pytest.mark.parametrize("gnn", ["gine", "gin"])

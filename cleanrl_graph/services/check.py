@@ -300,11 +300,11 @@ class Checked(gym.wrappers.RecordEpisodeStatistics):
 @contextlib.contextmanager
 def kept_latest() -> Iterator[None]:
     """An environment may have others inside, or the policy of an opponent, which has its own."""
-    latest = Checked.latest
+    latest = LATEST.env
     try:
         yield
     finally:
-        Checked.latest = latest
+        LATEST.env = latest
 
 
 def place() -> str:
@@ -596,7 +596,7 @@ class Checks:
         acted = LATEST.env.num_acted
         if acted is not None and self.named.get("node_ids") != self.acting:
             for leaf, own in zip(self.leaves, rows):
-                allowed = (0, acted) if Checked.latest.has_ended else (acted,)
+                allowed = (0, acted) if LATEST.env.has_ended else (acted,)
                 if leaf.group == self.acting and own.ndim and len(own) not in allowed:
                     rows = f"{len(own)} rows of '{leaf.group}' where {acted} acted"
                     needed = "without node_ids an episode keeps their number"

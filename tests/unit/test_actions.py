@@ -338,7 +338,7 @@ def test_integers_are_rounded_and_clipped(bounds):
     space = Box(*bounds[:2], (1,), bounds[2])
     numbers = np.array([[-1], [0.3], [1], [-1e30], [1e30]])
     with np.errstate(all="raise"):
-        actions = ppo_graph.to_env_actions(space, {"": numbers}, {})
+        actions = ppo_graph.to_env_actions(space, {ppo_graph.STEP: numbers}, ppo_graph.STEP, None)
     found = [action.item() for action in actions]
     assert all(action in space for action in actions)
     assert found[:1] + found[2:3] == INTEGERS[bounds][::2] == found[3:]

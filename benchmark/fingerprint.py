@@ -83,6 +83,13 @@ def script_of(command: list[str]) -> int | None:
     return places[0] if places else None
 
 
+def mini_of(command: list[str]) -> int | None:
+    """Where in `command` a script NAME_mini.py is, which has no --run-dir and writes to `runs` in
+    the current folder; None if there is none."""
+    places = [i for i, word in enumerate(command) if word.endswith("_mini.py")]
+    return places[0] if places else None
+
+
 def as_now(words: list[str], script: Path) -> list[str]:
     """Flags of a command, by the names that they have in a script. A run keeps the command that it
     was started with; those before 1.1 had --stay-solved X, and --norm-vloss without a number."""
@@ -111,7 +118,10 @@ def make(command: list[str], python: str, root: Path = ROOT) -> dict[str, list[f
             if not (root / word).exists():
                 return f"{NO_FILE} {word}"
     own = str(Path(__file__).resolve())
-    command = [python, *command[:at], own, *as_now(command[at:], root / command[at])]
+    script = root / command[at]
+    is_mini = mini_of(command) is not None
+    flags = as_now(command[at + 1 :], script)
+    command = [python, *command[:at], own, str(script), *flags]
     # The package is that of `root`, even if another one is installed
     paths = [str(root), *(str(root / "benchmark" / name) for name in MODULES)]
     paths += filter(None, [os.environ.get("PYTHONPATH")])
@@ -119,8 +129,8 @@ def make(command: list[str], python: str, root: Path = ROOT) -> dict[str, list[f
         said = Path(folder, "said.txt")
         with open(said, "wb") as file:
             process = subprocess.Popen(
-                [*command, "--run-dir", folder],
-                cwd=root,
+                command if is_mini else [*command, "--run-dir", folder],
+                cwd=folder if is_mini else root,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,

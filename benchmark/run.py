@@ -25,12 +25,13 @@ for one table or for all.
 today does not have any more, and the exit code is 1 if there are any.
 
 The scripts write to --run-dir/TABLE/RUN, a folder per run; several event files in it (a run that
-was resumed) are merged, the newer one wins. Ctrl-C and --max-minutes stop the running ones and keep
-all that is finished; the same command goes on from there: runs that were stopped begin again, those
-with `--resume auto` at their last checkpoint. A killed runner (SIGKILL) takes its runs with it on
-Linux. Exit code: 0 all is finished, 1 a run failed, 3 time was up with runs left, 130 interrupted.
-Each run has one thread and, where the system can, cores of its own, as many as there are for each
-worker: with --workers 1 a command may be
+was resumed) are merged, the newer one wins. A script NAME_mini.py has no flag --run-dir: it is
+started in that folder, and writes to `runs` in it. Ctrl-C and --max-minutes stop the running ones
+and keep all that is finished; the same command goes on from there: runs that were stopped begin
+again, those with `--resume auto` at their last checkpoint. A killed runner (SIGKILL) takes its runs
+with it on Linux. Exit code: 0 all is finished, 1 a run failed, 3 time was up with runs left, 130
+interrupted. Each run has one thread and, where the system can, cores of its own, as many as there
+are for each worker: with --workers 1 a command may be
 `-m torch.distributed.run --standalone --nproc-per-node 2 cleanrl_graph/ppo_graph.py`, two ranks on
 two cores.
 """
@@ -224,6 +225,21 @@ def lock(folder: Path) -> TextIO | None:
     return file
 
 
+def job_of(run: Run, folder: Path, args: Args) -> Job:
+    """What the runner starts: in `folder` for a script that always writes to the current folder."""
+    at = fingerprint.mini_of(run.command)
+    if at is None:
+        command = [args.python, *run.command, "--run-dir", str(folder)]
+        return Job(run.key, command, folder, cwd=ROOT)
+    script = str(ROOT / run.command[at])
+    return Job(
+        run.key,
+        [args.python, *run.command[:at], script, *run.command[at + 1 :]],
+        folder,
+        cwd=folder,
+    )
+
+
 def record(run: Run, exit_code: int, began: float, about: dict, args: Args) -> None:
     """Writes the files of a run that has ended."""
     folder = Path(args.run_dir) / args.table / run.key
@@ -265,6 +281,8 @@ def pack(args: Args) -> None:
 
 
 def main(args: Args) -> int:
+    if os.sep in args.python:  # a path is that of this process, wherever a run is started
+        args.python = os.path.abspath(args.python)
     if args.check:
         return FAILED if fingerprint.check(args) else 0
     if args.pack:
@@ -287,12 +305,12 @@ def main(args: Args) -> int:
         folder = Path(args.run_dir) / args.table / run.key
         if "--resume" not in run.command:
             shutil.rmtree(folder, ignore_errors=True)  # what a stopped run has left
-        jobs.append(Job(run.key, [args.python, *run.command, "--run-dir", str(folder)], folder))
+        jobs.append(job_of(run, folder.absolute(), args))
 
     def ended(job: Job, exit_code: int, began: float) -> None:
         record(by_key[job.key], exit_code, began, about, args)
 
-    code, failed, left = work(jobs, args.workers, ended, 60 * args.max_minutes, ROOT)
+    code, failed, left = work(jobs, args.workers, ended, 60 * args.max_minutes)
     tables.pack(table)
     known = tables.runs_of(table)
     for run in failed:

@@ -48,10 +48,11 @@ class Job(NamedTuple):
     command: list[str]
     folder: Path  # of its stdout.txt and stderr.txt
     about: str = ""  # what tells it from the others
+    cwd: Path | None = None  # where it runs; None: here
 
 
 # ---- Processes ----
-def start(job: Job, cores: list[int], cwd: Path | None = None) -> subprocess.Popen:
+def start(job: Job, cores: list[int]) -> subprocess.Popen:
     """The job in a process group of its own, so that Ctrl-C does not reach it before this process
     does."""
     job.folder.mkdir(parents=True, exist_ok=True)
@@ -66,18 +67,21 @@ def start(job: Job, cores: list[int], cwd: Path | None = None) -> subprocess.Pop
             if os.getppid() != parent:
                 os._exit(1)
 
-    one = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    env = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    if "PYTHONPATH" in env:  # its folders are those of this process, wherever the job runs
+        paths = filter(None, env["PYTHONPATH"].split(os.pathsep))
+        env["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, paths))
     out = job.folder / "stdout.txt"
     with open(out, "wb") as stdout, open(out.with_name("stderr.txt"), "wb") as stderr:
         return subprocess.Popen(
             job.command,
-            cwd=cwd,
+            cwd=job.cwd,
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
             start_new_session=True,
             preexec_fn=before,
-            env=os.environ | one,
+            env=env,
         )
 
 
@@ -109,14 +113,14 @@ def progress(folder: Path) -> tuple[float, str]:
 class Running:
     """A job that was started, with its bar."""
 
-    def __init__(self, job: Job, slot: int, cores: list[int], cwd: Path | None):
+    def __init__(self, job: Job, slot: int, cores: list[int]):
         self.job = job
         self.began = time.time()
         form = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}{postfix}"
         more = {"leave": False, "mininterval": 1, "bar_format": form}
         disable = not sys.stderr.isatty()  # the bar of all runs is enough there
         self.bar = tqdm(total=100, desc=job.key, position=slot + 1, disable=disable, **more)
-        self.process = start(job, cores, cwd)
+        self.process = start(job, cores)
 
     def poll(self) -> int | None:
         """Its exit code if it has ended."""
@@ -137,7 +141,6 @@ def work(
     workers: int,
     ended: Callable[[Job, int, float], None],
     seconds: float = math.inf,
-    cwd: Path | None = None,
 ) -> tuple[int, list[Job], list[Job]]:
     """Runs the jobs, `workers` at a time; calls `ended` with a job, its exit code and the time at
     which it began. (exit code, jobs that failed, jobs that are left)"""
@@ -158,7 +161,7 @@ def work(
             for slot in range(workers):
                 if slot not in running and queue:
                     own = cores[slot::workers] or cores[slot % max(len(cores), 1) :][:1]
-                    running[slot] = Running(queue.pop(0), slot, own, cwd)
+                    running[slot] = Running(queue.pop(0), slot, own)
             time.sleep(0.2)
             for slot, run in list(running.items()):
                 code = run.poll()

@@ -184,6 +184,56 @@ def fake(folder, body):
     return str(path)
 
 
+MINI = """import os, sys
+from torch.utils.tensorboard import SummaryWriter
+assert "--run-dir" not in sys.argv
+factor = float(sys.argv[sys.argv.index("--env-kwargs") + 1])
+import beside
+with SummaryWriter("runs/E-v0__x_mini__1__0") as writer:
+    for step in (16, 32, 48):
+        writer.add_scalar("charts/episodic_return", step, step)
+        writer.add_scalar("charts/episodic_length", 4, step)
+        writer.add_scalar("charts/SPS", 100, step)
+        writer.add_scalar("debug/collection_mismatch", step / 1e6, step)
+        for name in ("policy_loss", "value_loss", "entropy"):
+            writer.add_scalar(f"losses/{name}", factor * step, step)
+"""
+
+
+def test_runs_of_small_scripts(tmp_path, monkeypatch, capsys):
+    """x_mini.py has no --run-dir: it runs in its own folder, finds what PYTHONPATH names from
+    here, leaves what other runs leave, and is checked like them."""
+    for name in ("cleanrl_graph", "benchmark"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "benchmark" / "beside.py").touch()
+    script = tmp_path / "cleanrl_graph" / "x_mini.py"
+    script.write_text(MINI)
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "benchmark")
+    command = "x=cleanrl_graph/x_mini.py --env-id m:E-v0 --env-kwargs 1"
+    args = arguments(Path("."), [command], seeds=(1,))
+    assert run.main(args) == 0
+    ((name, (settings, episodes)),) = files_of(tmp_path).items()
+    assert settings["command"] == f"python {command[2:]} --seed 1"
+    assert [(row["step"], row["return"], row["length"]) for row in episodes] == [
+        ("16", "16", "4"),
+        ("32", "32", "4"),
+        ("48", "48", "4"),
+    ]
+    assert (settings["steps"], settings["SPS"]) == (48, 100)
+    assert settings["collection_mismatch"] == pytest.approx(48e-6)
+    assert settings["fingerprint"] == dict.fromkeys(fingerprint.LOSSES, [16, 32])
+    assert list((tmp_path / "runs/t" / name / "runs").rglob("events.out.tfevents.*"))
+    assert not (tmp_path / "runs" / "E-v0__x_mini__1__0").exists()
+    out, error = checked(args, tmp_path, capsys)
+    assert out == "" and "not checked" not in error
+    script.write_text(MINI.replace("factor *", "2 * factor *"))
+    out, _ = checked(args, tmp_path, capsys)
+    assert "policy_loss of update 1: 16 then, 32 now" in out
+    assert not list(tmp_path.glob("runs/E-v0*"))  # the checks ran in folders of their own
+
+
 def test_a_failed_run_is_recorded_and_the_others_go_on(tmp_path, capsys):
     script = fake(tmp_path, "sys.exit('no such luck' if '--seed 1' in ' '.join(sys.argv) else 0)")
     args = arguments(tmp_path, [f"fake={script}"])
@@ -948,6 +998,9 @@ def parses(command):
     if not name.startswith("ppo_"):  # a peer's folder is on sys.path
         peer = importlib.import_module(name)
         return tyro.cli(peer.Args, args=flags, console_outputs=False)
+    if name.endswith("_mini"):  # without services
+        script = importlib.import_module(f"cleanrl_graph.{name}")
+        return tyro.cli(script.Args, args=flags, console_outputs=False)
     return helpers.parsed(name, flags)
 
 
@@ -997,7 +1050,8 @@ if "quick=" in str(sys.argv):
         if call[0] == "benchmark/run.py":
             args = tyro.cli(run.Args, args=call[1:])
             for each in run.all_runs(args):
-                parses([*each.command, "--run-dir", "x"])
+                is_mini = fingerprint.mini_of(each.command) is not None
+                parses(each.command if is_mini else [*each.command, "--run-dir", "x"])
         elif re.match(
             r"benchmark/(report|cp_sat|public_tasks|schedules|vertex_cover|speed/)", call[0]
         ):

@@ -237,7 +237,7 @@ def test_runs_of_small_scripts(tmp_path, monkeypatch, capsys):
 def test_a_failed_run_is_recorded_and_the_others_go_on(tmp_path, capsys):
     script = fake(tmp_path, "sys.exit('no such luck' if '--seed 1' in ' '.join(sys.argv) else 0)")
     args = arguments(tmp_path, [f"fake={script}"])
-    assert run.main(args) == run.FAILED
+    assert run.main(args) == sweep.FAILED
     first, second = run.all_runs(args)
     settings = tables.runs_of(tmp_path / "results/t")[first.key]
     assert settings["exit_code"] == 1 and settings["stderr"][-1] == "no such luck"
@@ -1050,7 +1050,7 @@ if "quick=" in str(sys.argv):
         if call[0] == "benchmark/run.py":
             args = tyro.cli(run.Args, args=call[1:])
             for each in run.all_runs(args):
-                is_mini = fingerprint.mini_of(each.command) is not None
+                is_mini = sweep.mini_of(each.command) is not None
                 parses(each.command if is_mini else [*each.command, "--run-dir", "x"])
         elif re.match(
             r"benchmark/(report|cp_sat|public_tasks|schedules|vertex_cover|speed/)", call[0]

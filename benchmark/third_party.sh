@@ -13,7 +13,7 @@ if [ -z "${THIRD_PARTY_PYTHON:-}" ]; then
     THIRD_PARTY_PYTHON=.venv-third-party/bin/python
     if [ ! -f .venv-third-party/installed ]; then
         "$PYTHON" -m venv .venv-third-party
-        $THIRD_PARTY_PYTHON -m pip install -q -r requirements.txt -r $FILES/requirements.txt
+        $THIRD_PARTY_PYTHON -m pip install -q -r <(grep -v "^matplotlib" requirements.txt) -r $FILES/requirements.txt
         touch .venv-third-party/installed
     fi
 fi

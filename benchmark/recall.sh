@@ -2,10 +2,9 @@
 # Recall: a cue at the first step, a corridor of 10, 50 or 200 steps, a choice. Right choices per script and length, in
 # about two hours on one core.
 #
-#     bash benchmark/recall.sh [FLAGS OF run.py]
+#     bash benchmark/recall.sh [--out DIR] [FLAGS OF run.py]
 set -euo pipefail
-cd "$(dirname "$0")/.."
-PYTHON=${PYTHON:-python}
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 TABLE=recall
 
 commands=()

@@ -13,6 +13,7 @@ The curve of a peer has the columns step, wall_seconds and mean_return_100 inste
 episode.
 """
 
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -71,7 +72,7 @@ class Args:
     """logarithmic axes of steps and wall time"""
     plot: bool = True
     """if toggled, draw the picture"""
-    results: str = str(Path(__file__).parent / "results")
+    results: str = str(tables.RESULTS)
     """folder of the tables"""
 
 
@@ -119,7 +120,9 @@ def load_all(args: Args) -> list[Run]:
         name, _, pattern = system.rpartition("=")
         other, _, pattern = pattern.rpartition("/")
         panel, bar, label = name.rpartition("|")
-        folder = Path(args.results) / (other or args.table)
+        folder = Path(args.results) / args.table
+        if other:
+            folder = tables.place(args.results, other)
         if folder not in known:
             known[folder] = tables.finished(folder), tables.curves_of(folder)
         finished, curves = known[folder]
@@ -223,7 +226,7 @@ MEANING = {
 
 def rows_beside(args: Args, name: str) -> list[dict]:
     """The rows of a csv in the folder of the table, or of this table in a csv of several ones."""
-    rows = read(Path(args.results) / args.table / name)
+    rows = read(tables.place(args.results, os.path.normpath(f"{args.table}/{name}")))
     return [row for row in rows if row.pop("table", args.table) == args.table]
 
 

@@ -94,9 +94,9 @@ class Args:
     """stop after this time; what is left runs next time"""
     max_rows: int = 500
     """rows of a curve, see above"""
-    results: str = str(ROOT / "benchmark" / "results")
+    results: str = str(tables.RESULTS)
     """folder of the tables"""
-    run_dir: str = str(ROOT / "runs")
+    run_dir: str = str(tables.RUN_DIR)
     """folder for the files of the scripts"""
     python: str = sys.executable
     """interpreter of the scripts"""

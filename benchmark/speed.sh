@@ -2,15 +2,14 @@
 # The tables of benchmark/results/speed/ anew, in 14 to 20 minutes on 2 idle cores, and their ratios at the end; leave the
 # machine alone meanwhile. Systems that are compared run in turns A B C A B C ..., figures are medians.
 #
-#     bash benchmark/speed.sh
+#     bash benchmark/speed.sh [--out DIR]
 #
 # PYTHON runs this repository, PEER_PYTHON and TRXL_PYTHON the peers (made in .venv-peers and .venv-trxl if missing, not
 # counted in these minutes). CLEANRL is a folder with CleanRL's ppo.py, ppo_trxl.py and pom_env.py (downloaded at a fixed
 # commit if not given).
 set -euo pipefail
-cd "$(dirname "$0")/.."
-PYTHON=${PYTHON:-python}
-RESULTS=benchmark/results/speed
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+RESULTS=$RESULTS/speed
 export OMP_NUM_THREADS=1
 
 environment() {  # FOLDER REQUIREMENTS -> path of its python, made if missing

@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import tyro
-from tables import added, read
+from tables import RESULTS, added, read
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmark" / "zoo")]  # cleanrl_graph of this checkout
@@ -96,7 +96,7 @@ class Args:
     """only these"""
     list: str = str(ROOT / "benchmark" / "zoo" / "packages.csv")
     """the packages"""
-    results: str = str(ROOT / "benchmark" / "results" / "zoo")
+    results: str = str(RESULTS / "zoo")
     """folder of ids.csv and table.md"""
     workers: int = os.cpu_count() or 1
     """processes at a time"""

@@ -36,9 +36,10 @@ import tyro
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "benchmark" / name) for name in ("speed", "")]
+import beside  # noqa: E402
 from cartpole_vs_cleanrl import CHANGES, changed  # noqa: E402
 from common import commit_of  # noqa: E402
-from tables import cpu_name, put, write  # noqa: E402
+from tables import COMMITTED, cpu_name, put, write  # noqa: E402
 
 from cleanrl_graph.services.plot import scalars  # noqa: E402
 
@@ -544,7 +545,10 @@ def main(args: Args) -> int:
     if not args.dry and not torch.cuda.is_available():
         print("no CUDA device is available here; --dry tries all parts on the CPU", file=sys.stderr)
         return FAILED
-    return measure(Results(args), all_rows(args), args)
+    code = measure(Results(args), all_rows(args), args)
+    if not args.dry and Path(args.out).resolve() != COMMITTED / "h200":
+        beside.main(args.out, str(COMMITTED / "h200"))
+    return code
 
 
 if __name__ == "__main__":

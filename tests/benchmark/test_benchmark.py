@@ -29,6 +29,7 @@ from torch.utils.tensorboard import SummaryWriter
 ROOT = Path(__file__).parents[2]
 BENCHMARK = ROOT / "benchmark"
 sys.path[:0] = [str(BENCHMARK), *(str(BENCHMARK / name) for name in ("speed", "peers", "pogema"))]
+import beside  # noqa: E402
 import cp_sat  # noqa: E402
 import dag_schedule  # noqa: E402
 import film  # noqa: E402
@@ -633,14 +634,20 @@ def test_files_of_a_table(results):
     assert (results / "t" / "table.png").stat().st_size > 10_000
 
 
-def test_pattern_without_runs(results):
-    """An error, but with --skip. OTHER/PATTERN takes the runs of the table OTHER."""
+def test_pattern_without_runs(results, monkeypatch):
+    """An error, but with --skip. OTHER/PATTERN takes the runs of the table OTHER; where this one
+    was not made anew, too, they are the committed ones. Its own runs never are."""
     args = dataclasses.replace(report_args(results), table="new", systems=("B|ours=t/ours_B*",))
     assert [found.seed for found in report.load_all(args)] == ["1", "2", "3"]
     args.systems += ("A|ours=ours_A*",)
     with pytest.raises(ValueError, match="new: no finished run matches ours_A"):
         report.load_all(args)
     assert len(report.load_all(dataclasses.replace(args, skip=True))) == 3
+    monkeypatch.setattr(tables, "COMMITTED", results)
+    anew = dataclasses.replace(args, results=str(results / "anew"), systems=args.systems[:1])
+    assert len(report.load_all(anew)) == 3
+    with pytest.raises(ValueError, match="t: no finished run matches ours_B"):
+        report.load_all(dataclasses.replace(anew, table="t", systems=("ours_B*",)))
 
 
 # ---- schedules.py and job_shop.py ----
@@ -987,6 +994,78 @@ def test_table_of_graph_context(tmp_path):
     assert "FlexibleJobShop-v0" not in text
 
 
+# ---- bash benchmark/NAME.sh --out DIR ----
+TINY = """#!/bin/bash
+# A table of one run.
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+"$PYTHON" benchmark/run.py --table tiny --seeds 1 --workers 1 "$@" --commands "fake=fake.py"
+"$PYTHON" benchmark/report.py --table tiny --columns steps final --no-plot
+"""
+FAKE = """import os, sys
+from torch.utils.tensorboard import SummaryWriter
+with SummaryWriter(sys.argv[sys.argv.index("--run-dir") + 1]) as writer:
+    for step in (1, 2):
+        writer.add_scalar("charts/episodic_return", float(os.environ["RETURN"]), step)
+        writer.add_scalar("charts/episodic_length", 1, step)
+"""
+
+
+def test_a_table_is_made_anew_beside_the_committed_one(tmp_path):
+    """--out DIR, a relative path from any folder, leaves benchmark/results as it is, runs all of
+    the table, says what stands in both, and goes on from what is in DIR."""
+    copy = tmp_path / "clone" / "benchmark"
+    copy.mkdir(parents=True)
+    for name in ("setup.sh", *(path.name for path in BENCHMARK.glob("*.py"))):
+        shutil.copy(BENCHMARK / name, copy)
+    (copy / "tiny.sh").write_text(TINY)
+    (tmp_path / "clone" / "fake.py").write_text(FAKE)
+
+    def make(words, value):
+        env = os.environ | {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "RETURN": value}
+        call = ["bash", str(copy / "tiny.sh"), *words]
+        done = subprocess.run(call, cwd=tmp_path, env=env, capture_output=True, text=True)
+        return done.returncode, done.stdout, done.stderr
+
+    code, said, _ = make([], "3")
+    assert code == 0 and "yours" not in said
+    committed = {path: path.read_bytes() for path in copy.rglob("results/**/*") if path.is_file()}
+    for words in (["--out", "mine", "--seeds", "1"], ["--out=mine"]):
+        code, said, _ = make(words, "4")
+        assert code == 0 and f"{tmp_path}/mine/tiny/table.md, committed: {copy}" in said
+        rows = said[said.index("| | system |") :].split("\n")
+        assert rows[1:3] == [
+            "| committed | fake | 1 | 2 | 3.000 |",
+            "| yours | fake | 1 | 2 | 4.000 |",
+        ]
+    assert "1 runs in tiny, 1 are finished already" in said
+    assert {path: path.read_bytes() for path in committed} == committed
+    assert {path.name for path in (tmp_path / "mine").iterdir()} == {"runs", "tiny"}
+    for words in (["--out"], ["--out", "a b"]):
+        code, _, error = make(words, "4")
+        assert code == 2 and "--out" in error
+
+
+def test_rows_beside_each_other():
+    """Rows meet by the cells before their first number; those of one side stand alone; tables that
+    only the committed text has are left out."""
+    committed = (
+        "# A\n\n| a | b |\n|---|---|\n| x | 1 |\n| y | 2 |\n| 8 | 3 |\n\n# B\n| c |\n|---|\n| 1 |\n"
+    )
+    own = "# A\n| a | b |\n| --- | --- |\n| **x** | 5 |\n| x | 6 |\n| 8 | 7 |\n"
+    assert beside.beside(committed, own) == [
+        "",
+        "A",
+        "| | a | b |",
+        "| committed | x | 1 |",
+        "| yours | x | 6 |",
+        "| committed | y | 2 |",
+        "| committed | 8 | 3 |",
+        "| yours | 8 | 7 |",
+        "| yours | **x** | 5 |",
+    ]
+
+
 # ---- The commands of the tables ----
 def parses(command):
     """Whether a script has the flags of a command, given as words without the interpreter.
@@ -1018,7 +1097,8 @@ def test_commands_of_the_shell_files(tmp_path, script):
     exist."""
     copy, log, python = tmp_path / "benchmark", tmp_path / "log", tmp_path / "python"
     copy.mkdir()
-    shutil.copy(BENCHMARK / f"{script}.sh", copy)
+    for name in (f"{script}.sh", "setup.sh"):
+        shutil.copy(BENCHMARK / name, copy)
     python.write_text(f"""#!{sys.executable}
 import json, pathlib, sys
 if sys.argv[1] != "-":

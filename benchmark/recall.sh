@@ -8,7 +8,7 @@ set -euo pipefail
 TABLE=recall
 
 commands=()
-for length in ${LENGTHS:-10 50 200}; do
+for length in ${LENGTHS:-50 200}; do
     flags="--env-kwargs '{\"length\": $length}' --eval-episodes 200 --total-timesteps $((length < 100 ? 150000 : 600000))"
     commands+=(
         "frames_$length=cleanrl_graph/ppo_framestack.py $flags"
@@ -19,7 +19,7 @@ done
 "$PYTHON" benchmark/run.py --table $TABLE --env-ids envs:Recall-v0 --seeds ${SEEDS:-1 2 3} "$@" --commands "${commands[@]}"
 
 systems=()
-for length in ${LENGTHS:-10 50 200}; do
+for length in ${LENGTHS:-50 200}; do
     systems+=("corridor of $length steps|ppo_framestack.py, 16 frames=frames_${length}_*"
         "corridor of $length steps|ppo_lstm_sparse.py=lstm_${length}_*" "corridor of $length steps|ppo_gtrxl.py=gtrxl_${length}_*")
 done

@@ -358,16 +358,27 @@ def look_of(groups: dict[tuple, list[Run]], args: Args) -> Look:
     return Look(args.ylabel, task, caption(groups, args), tuple(lines), args.log_seconds)
 
 
-def main(args: Args) -> None:
+def plot(groups: dict[tuple, list[Run]], args: Args) -> None:
+    path = Path(args.results) / args.table / "table.png"
+    draw(path, groups, band, look_of(groups, args))
+
+
+def groups_of(args: Args) -> dict[tuple[str, str], list[Run]]:
+    """(panel, label) -> its runs, panel by panel."""
     groups, runs = {}, load_all(args)
     panels = list(dict.fromkeys(run.panel for run in runs))
     for run in sorted(runs, key=lambda run: panels.index(run.panel)):
         groups.setdefault((run.panel, run.label), []).append(run)
+    return groups
+
+
+def main(args: Args) -> None:
+    groups = groups_of(args)
     folder = Path(args.results) / args.table
     text = document(groups, args)
     (folder / "table.md").write_text(text)
     if args.plot:
-        draw(folder / "table.png", groups, band, look_of(groups, args))
+        plot(groups, args)
     print(f"{text}\n{folder / 'table.md'}")
 
 

@@ -34,8 +34,6 @@ measure() {
 measure layout.py --repeats 7 --out $RESULTS/tables.md#layout
 measure layout.py --tenfold --repeats 5 --out $RESULTS/tables.md#layout_tenfold
 measure sps.py --rounds 3 --total-timesteps 16384 --peer-python "$PEER_PYTHON" --out $RESULTS/tables.md#sps
-measure sps.py --total-timesteps 16384 --num-threads 2 --num-envs 64 --gnn-dim 16 --peer-python "$PEER_PYTHON" \
-    --out $RESULTS/tables.md#sps_2_threads
 measure lstm_kernels.py --repeats 3 --out $RESULTS/tables.md#lstm_kernels
 measure attention.py --parts memory --out $RESULTS/tables.md#attention
 measure attention.py --parts sps --rounds 1 --total-timesteps 8192 --peer-python "$TRXL_PYTHON" \

@@ -4,10 +4,9 @@
 # agents at once (pip install -r benchmark/requirements-multi-agent.txt; without it that run is left out). 45 runs, 75 minutes
 # of a core that other jobs share.
 #
-#     bash benchmark/actions.sh [FLAGS OF run.py]
+#     bash benchmark/actions.sh [--out DIR] [FLAGS OF run.py]
 set -euo pipefail
-cd "$(dirname "$0")/.."
-PYTHON=${PYTHON:-python}
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 TABLE=actions
 export OMP_NUM_THREADS=1 PYTHONPATH=benchmark/multi_agent${PYTHONPATH:+:$PYTHONPATH}
 

@@ -3,10 +3,9 @@
 # probability ratio are of all rows together, with the same flags. Crowd-v0, and MPE2's simple_spread by PettingZoo-v0
 # (pip install -r benchmark/requirements-multi-agent.txt; without it these runs are left out). About an hour of one core.
 #
-#     bash benchmark/agents.sh [FLAGS OF run.py]
+#     bash benchmark/agents.sh [--out DIR] [FLAGS OF run.py]
 set -euo pipefail
-cd "$(dirname "$0")/.."
-PYTHON=${PYTHON:-python}
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 TABLE=agents
 export OMP_NUM_THREADS=1
 

@@ -2,8 +2,8 @@
 # ppo_graph_async.py beside ppo_graph.py: benchmark/results/speed/tables.md, in about 20 minutes on 2 cores; leave the
 # machine alone meanwhile.
 #
-#     bash benchmark/async.sh
+#     bash benchmark/async.sh [--out DIR] [FLAGS OF async.py]
 set -euo pipefail
-cd "$(dirname "$0")/.."
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 export OMP_NUM_THREADS=1
-"${PYTHON:-python}" benchmark/speed/async.py --out benchmark/results/speed/tables.md#async "$@"
+"$PYTHON" benchmark/speed/async.py --out $RESULTS/speed/tables.md#async "$@"

@@ -2,10 +2,9 @@
 # One task of two numbers, Dials-v0, with five kinds of bounds: Box actions are scaled to them. 15 runs of 40 seconds on a
 # core that other jobs share. results/beside.csv has what d096af4, which clipped and did not scale, had with the same flags.
 #
-#     bash benchmark/bounds.sh [FLAGS OF run.py]
+#     bash benchmark/bounds.sh [--out DIR] [FLAGS OF run.py]
 set -euo pipefail
-cd "$(dirname "$0")/.."
-PYTHON=${PYTHON:-python}
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 TABLE=bounds
 export OMP_NUM_THREADS=1
 

@@ -5,10 +5,9 @@
 # `popgym pixels minigrid recall_200` 90 minutes. Goes on where it was stopped; PARTS, CELLS, SEEDS and --max-minutes take
 # less at a time. Needs `pip install popgym` and benchmark/requirements-minigrid.txt beside requirements.txt.
 #
-#     bash benchmark/cells.sh [FLAGS OF run.py]     # PARTS="cartpole recall explore popgym recall_200 pixels minigrid table"
+#     bash benchmark/cells.sh [--out DIR] [FLAGS OF run.py]     # PARTS="cartpole recall explore popgym recall_200 pixels minigrid table"
 set -euo pipefail
-cd "$(dirname "$0")/.."
-PYTHON=${PYTHON:-python}
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 TABLE=cells
 export PYTHONPATH=benchmark${PYTHONPATH:+:$PYTHONPATH}
 

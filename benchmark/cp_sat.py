@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import tyro
-from tables import added, cpu_name, read
+from tables import RESULTS, added, cpu_name, read
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -40,7 +40,7 @@ class Args:
     """threads of the solver"""
     max_instances: int | None = None
     """of each suite the first ones only"""
-    results: str = str(Path(__file__).parent / "results" / "cp_sat")
+    results: str = str(RESULTS / "cp_sat")
     """folder of the csv"""
 
 

@@ -2,10 +2,9 @@
 # What a critic that sees more is worth where the policy needs memory: CartPole without velocities, which the critic of half of
 # the runs sees, and GraphExplore, where it sees the whole graph. Default flags of two memory scripts, three seeds.
 #
-#     bash benchmark/critic_only.sh [FLAGS OF run.py]     # PARTS="frames lstm explore table" is the default
+#     bash benchmark/critic_only.sh [--out DIR] [FLAGS OF run.py]     # PARTS="frames lstm explore table" is the default
 set -euo pipefail
-cd "$(dirname "$0")/.."
-PYTHON=${PYTHON:-python}
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 TABLE=critic_only
 
 cartpole="--env-id envs:StatelessCartPole-v1 --eval-episodes 100"

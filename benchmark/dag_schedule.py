@@ -31,7 +31,7 @@ ALPHAS = np.arange(-2, 2.25, 0.25).tolist()
 
 @dataclass
 class Args:
-    results: str = str(Path(__file__).parent / "results")
+    results: str = str(tables.RESULTS)
     """folder of the tables"""
     episodes: int = 100
     """sets of jobs of each suite, and for tuning"""

@@ -3,11 +3,10 @@
 # rule, "limited SJF", tested on the 100 fixed sets of jobs of each suite, beside the rules: six runs of about 8 minutes
 # and five minutes for the rules on an idle core. Finished runs are not repeated.
 #
-#     bash benchmark/dag_schedule.sh [FLAGS OF run.py]
+#     bash benchmark/dag_schedule.sh [--out DIR] [FLAGS OF run.py]
 set -euo pipefail
-cd "$(dirname "$0")/.."
-PYTHON=${PYTHON:-python}
-TABLE=dag_schedule FILES=runs/dag_schedule_files
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+TABLE=dag_schedule FILES=$RUNS/dag_schedule_files
 
 declare -A kwargs=([batch]='{"num_jobs": 20, "shaped": true}' [continuous]='{"num_jobs": 50, "load": 0.75, "shaped": true}')
 mkdir -p $FILES

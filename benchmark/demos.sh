@@ -2,11 +2,10 @@
 # Demonstrations and auxiliary losses on small job shops: PPO alone, with cloned demonstrations of a dispatching rule
 # (FDD/MWKR, the best one) and of the pilot method, cloning alone, and with --aux reconstruct and predict.
 #
-#     bash benchmark/demos.sh [FLAGS OF run.py]
+#     bash benchmark/demos.sh [--out DIR] [FLAGS OF run.py]
 set -euo pipefail
-cd "$(dirname "$0")/.."
-PYTHON=${PYTHON:-python}
-TABLE=demos FILES=runs/demos_files RESULTS=benchmark/results/demos
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+TABLE=demos FILES=$RUNS/demos_files RESULTS=$RESULTS/demos
 
 sizes='{"jobs": [5, 8], "machines": [5, 8]}'
 mkdir -p $FILES $RESULTS

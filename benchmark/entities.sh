@@ -5,10 +5,9 @@
 # stopped. Needs, beside requirements.txt:
 # pip install --no-deps --ignore-requires-python -r benchmark/requirements-entities.txt
 #
-#     bash benchmark/entities.sh [FLAGS OF run.py]     # PARTS="short long table" is the default
+#     bash benchmark/entities.sh [--out DIR] [FLAGS OF run.py]     # PARTS="short long table" is the default
 set -euo pipefail
-cd "$(dirname "$0")/.."
-PYTHON=${PYTHON:-python}
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 TABLE=entities
 
 run() { "$PYTHON" benchmark/run.py --table $TABLE --workers 1 --seeds ${SEEDS:-1 2 3} "$@"; }

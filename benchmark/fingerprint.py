@@ -18,15 +18,11 @@ by 2e-7, by up to 4e-4 after the second. A change of what is computed is larger:
 changes losses and entropy by 1e-2 or so. But rounding may also draw another action. So where a loss
 has changed, the code of the run's commit computes it again on this machine, if git has that commit,
 and the command is only printed if today's code differs from that.
-
-    python benchmark/fingerprint.py SCRIPT FLAGS        # ends a script after two updates
 """
 
-import collections
 import contextlib
 import os
 import re
-import runpy
 import shlex
 import signal
 import subprocess
@@ -38,10 +34,13 @@ from typing import Any
 
 import tables
 from tqdm import tqdm
+from two_updates import LOSSES, UPDATES
 
 ROOT = Path(__file__).resolve().parents[1]
-LOSSES = ("policy_loss", "value_loss", "entropy")  # of the last minibatch of an update
-UPDATES = 2
+sys.path.insert(0, str(ROOT))
+from cleanrl_graph.services import sweep  # noqa: E402
+from cleanrl_graph.services.plot import scalars  # noqa: E402
+
 TOLERANCE = (2e-5, 1e-3)  # after the first update, after the second
 MODULES = ("", "multi_agent", "third_party", "traffic")  # folders with environments of the tables
 NO_FILE = "there is no file"
@@ -51,16 +50,11 @@ MISSING = rf"No module named|pip install|{NO_FILE}"  # in the sentence about wha
 def read(folder: Path) -> dict[str, list[float]] | None:
     """The losses of the first updates in the event files below `folder`, by name; None if nothing
     was trained. A resumed run has several files, the first ones in the oldest."""
-    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
-
     found = {f"losses/{name}": {} for name in LOSSES}  # tag -> step -> value
-    for path in sorted(folder.rglob("events.out.tfevents.*"), key=lambda path: path.name):
-        for event in LegacyEventFileLoader(str(path)).Load():
-            for value in event.summary.value:
-                if value.tag in found:
-                    found[value.tag][event.step] = float(f"{value.simple_value:.6g}")
-            if all(len(values) > UPDATES for values in found.values()):
-                break  # the file of a long run is not read to its end
+    for tag, step, _, value in scalars(folder, *found):
+        found[tag][step] = float(f"{value:.6g}")
+        if all(len(values) > UPDATES for values in found.values()):
+            break  # the log of a long run is not read to its end
     losses = [[values[step] for step in sorted(values)[:UPDATES]] for values in found.values()]
     return dict(zip(LOSSES, losses)) if all(losses) else None
 
@@ -80,13 +74,6 @@ def differences(old: dict[str, list[float]], new: dict[str, list[float]]) -> lis
 def script_of(command: list[str]) -> int | None:
     """Where in `command` the script is; None if it is none of cleanrl_graph/."""
     places = [i for i, word in enumerate(command) if re.fullmatch(r"cleanrl_graph/\w+\.py", word)]
-    return places[0] if places else None
-
-
-def mini_of(command: list[str]) -> int | None:
-    """Where in `command` a script NAME_mini.py is, which has no --run-dir and writes to `runs` in
-    the current folder; None if there is none."""
-    places = [i for i, word in enumerate(command) if word.endswith("_mini.py")]
     return places[0] if places else None
 
 
@@ -117,9 +104,9 @@ def make(command: list[str], python: str, root: Path = ROOT) -> dict[str, list[f
         if word.startswith("runs/") or word == command[at]:
             if not (root / word).exists():
                 return f"{NO_FILE} {word}"
-    own = str(Path(__file__).resolve())
+    own = str(Path(__file__).with_name("two_updates.py").resolve())
     script = root / command[at]
-    is_mini = mini_of(command) is not None
+    is_mini = sweep.mini_of(command) is not None
     flags = as_now(command[at + 1 :], script)
     command = [python, *command[:at], own, str(script), *flags]
     # The package is that of `root`, even if another one is installed
@@ -196,26 +183,3 @@ def check(args: Any, root: Path = ROOT) -> int:
             changed += 1
             print(title, *found, sep="\n    ", flush=True)
     return changed
-
-
-def main() -> None:
-    """Runs the script in sys.argv and ends it after the first updates."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    add_scalar, counts = SummaryWriter.add_scalar, collections.Counter()
-
-    def count(self: Any, tag: str, *args: Any, **kwargs: Any) -> None:
-        add_scalar(self, tag, *args, **kwargs)
-        counts[tag] += 1
-        if all(counts[f"losses/{name}"] == UPDATES for name in LOSSES):
-            self.flush()
-            os._exit(0)
-
-    SummaryWriter.add_scalar = count
-    del sys.argv[0]
-    sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
-    runpy.run_path(sys.argv[0], run_name="__main__")
-
-
-if __name__ == "__main__":
-    main()

@@ -34,7 +34,7 @@ LARGER = {
 
 @dataclass
 class Args:
-    results: str = str(Path(__file__).parent / "results")
+    results: str = str(tables.RESULTS)
     """folder of the tables"""
 
 
@@ -109,7 +109,7 @@ def main(args: Args) -> None:
     if not runs:
         raise SystemExit(f"{folder}: no suite has been played")
     published = {}
-    for row in tables.read(folder / "published.csv"):
+    for row in tables.read(tables.place(args.results, "flexible_job_shop_suites/published.csv")):
         found = {suite: float(row[suite]) for suite in (*RANDOM, *PUBLIC) if row[suite]}
         published[f"{row['method']} [{row['source']}]"] = found
     ours = our_rows(runs)

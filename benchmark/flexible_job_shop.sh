@@ -7,11 +7,9 @@
 # One seed whose training also has instances of 10 to 20 jobs and 8 to 10 machines, and one that has only instances of 10 to
 # 30 jobs and 8 to 10 machines, but 2 million decisions, an hour of a shared core each (larger, largest).
 #
-#     bash benchmark/flexible_job_shop.sh [FLAGS OF run.py]     # PARTS="train greedy samples larger largest solver table" is the default
+#     bash benchmark/flexible_job_shop.sh [--out DIR] [FLAGS OF run.py]     # PARTS="train greedy samples larger largest solver table" is the default
 set -euo pipefail
-cd "$(dirname "$0")/.."
-PYTHON=${PYTHON:-python}
-
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 list='{"jobs": [5, 15], "machines": [4, 8]}, {"jobs": [5, 15], "machines": [4, 8], "operations": [4, 8],
     "durations": [1, 99], "deviation": [0, 0.8], "flexibility": [0.1, 0.8]}'
 flags_of() { # ENTRIES STEPS
@@ -30,7 +28,7 @@ suites() { # SEED SAMPLES NAME SUITES...
     [[ $name != large* ]] || model=$name$seed
     for suite in "${@:4}"; do
         commands+=("$name-$suite=cleanrl_graph/ppo_graph.py --env-id envs:FlexibleJobShop-v0 --action-head edges
-            --load-model runs/flexible_job_shop_models/$model.pt --total-timesteps 0
+            --load-model $RUNS/flexible_job_shop_models/$model.pt --total-timesteps 0
             --eval-suite $suite --eval-samples $samples")
     done
     run flexible_job_shop_suites --seeds "$seed" "${flags[@]}" --commands "${commands[@]}"
@@ -44,10 +42,10 @@ for part in ${PARTS:-train greedy samples larger largest solver table}; do
             "$PYTHON" benchmark/report.py --table flexible_job_shop --systems "train=train_*" --columns steps SPS final \
                 --ylabel "(bound - makespan) / bound" \
                 --note "The return is (lower bound - makespan) / lower bound, on random instances of the sizes of the training."
-            mkdir -p runs/flexible_job_shop_models
+            mkdir -p $RUNS/flexible_job_shop_models
             for seed in ${SEEDS:-1 2 3}; do
-                model=(runs/flexible_job_shop/train_*_s"${seed}"_*/*/model.pt)
-                [ ! -f "${model[0]}" ] || cp "${model[0]}" runs/flexible_job_shop_models/seed$seed.pt
+                model=($RUNS/flexible_job_shop/train_*_s"${seed}"_*/*/model.pt)
+                [ ! -f "${model[0]}" ] || cp "${model[0]}" $RUNS/flexible_job_shop_models/seed$seed.pt
             done
             ;;
         greedy)
@@ -56,10 +54,10 @@ for part in ${PARTS:-train greedy samples larger largest solver table}; do
             done
             ;;
         larger | largest)
-            mkdir -p runs/flexible_job_shop_models
+            mkdir -p $RUNS/flexible_job_shop_models
             run flexible_job_shop --seeds 1 "$@" --commands "${!part}"
-            model=(runs/flexible_job_shop/"$part"_*_s1_*/*/model.pt)
-            [ ! -f "${model[0]}" ] || cp "${model[0]}" runs/flexible_job_shop_models/"$part"1.pt
+            model=($RUNS/flexible_job_shop/"$part"_*_s1_*/*/model.pt)
+            [ ! -f "${model[0]}" ] || cp "${model[0]}" $RUNS/flexible_job_shop_models/"$part"1.pt
             suites 1 0 "$part" "${small[@]}" "${large[@]}"
             ;;
         samples) suites ${SAMPLES_SEED:-1} 100 samples "${small[@]}" ;;

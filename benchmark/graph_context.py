@@ -19,7 +19,7 @@ import tyro
 
 @dataclass
 class Args:
-    results: str = str(Path(__file__).parent / "results")
+    results: str = str(tables.RESULTS)
     """folder of the tables"""
 
 
@@ -80,7 +80,9 @@ def rows_of(folder: Path) -> list[dict]:
     own = list(tables.finished(folder / "graph_context").values())
     found = []
     for test in TESTS:
-        without = of_runs(test, list(tables.finished(folder / test.table).values()), test.without)
+        without = of_runs(
+            test, list(tables.finished(tables.place(folder, test.table)).values()), test.without
+        )
         context = of_runs(test, own, test.name)
         if context:
             found.append({"test": test, "without": without, "with": context})

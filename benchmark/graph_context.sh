@@ -5,25 +5,24 @@
 # instances than those of the training, one policy of traffic lights on a map with more lights (unseen). About an hour and
 # a half of one core per seed; traffic needs benchmark/traffic/requirements.txt.
 #
-#     bash benchmark/graph_context.sh [FLAGS OF run.py]
+#     bash benchmark/graph_context.sh [--out DIR] [FLAGS OF run.py]
 #     PARTS="explore flexible" SEEDS=1 bash benchmark/graph_context.sh
 set -euo pipefail
-cd "$(dirname "$0")/.."
-PYTHON=${PYTHON:-python}
-TABLE=graph_context RUNS=${RUNS:-runs}
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+TABLE=graph_context
 export OMP_NUM_THREADS=1
 
-run() { "$PYTHON" benchmark/run.py --table $TABLE --run-dir "$RUNS" "${flags[@]}" "$@"; }
+run() { "$PYTHON" benchmark/run.py --table $TABLE "${flags[@]}" "$@"; }
 trains() { # NAME COMMAND: with --graph-context
     run --seeds ${SEEDS:-1 2 3} --commands "$1=$2 --graph-context"
 }
 suites() { # NAME SEED SUITE...: the model of a training on larger instances
     local model=("$RUNS/$TABLE/$1"_*_s"$2"_*/*/model.pt) name=$1 seed=$2 commands=() suite
     [ -f "${model[0]}" ] || return 0
-    mkdir -p runs/graph_context_models
-    cp "${model[0]}" runs/graph_context_models/"$name"_s"$seed".pt
+    mkdir -p $RUNS/graph_context_models
+    cp "${model[0]}" $RUNS/graph_context_models/"$name"_s"$seed".pt
     for suite in "${@:3}"; do
-        commands+=("$name-$suite=cleanrl_graph/ppo_graph.py --load-model runs/graph_context_models/${name}_s$seed.pt
+        commands+=("$name-$suite=cleanrl_graph/ppo_graph.py --load-model $RUNS/graph_context_models/${name}_s$seed.pt
             --total-timesteps 0 --eval-suite $suite --eval-samples 0")
     done
     run --seeds "$seed" --commands "${commands[@]}"
@@ -61,8 +60,8 @@ for part in ${PARTS:-explore flexible batch continuous grid4x4 unseen job_shop t
             done
             ;;
         batch | continuous)
-            file=runs/dag_schedule_files/$part.npz
-            mkdir -p runs/dag_schedule_files
+            file=$RUNS/dag_schedule_files/$part.npz
+            mkdir -p $RUNS/dag_schedule_files
             [ -f $file ] || "$PYTHON" cleanrl_graph/ppo_graph_aux.py --env-id envs:DagSchedule-v0 \
                 --env-kwargs "${dag[$part]}" --record envs.dag_schedule:limited_sjf --record-episodes 60 --demos $file
             trains $part "cleanrl_graph/ppo_graph_aux.py --env-id envs:DagSchedule-v0 --env-kwargs '${dag[$part]}'

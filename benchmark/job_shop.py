@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import schedules
 import tyro
-from tables import markdown, read, unique
+from tables import RESULTS, markdown, place, read, unique
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from cleanrl_graph.envs import job_shop  # noqa: E402
@@ -50,7 +50,7 @@ arXiv 2503.07580; these and ScheduleNet's figures are those that others quote.""
 
 @dataclass
 class Args:
-    results: str = str(Path(__file__).parent / "results")
+    results: str = str(RESULTS)
     """folder of the tables"""
 
 
@@ -295,7 +295,7 @@ def main(args: Args) -> None:
     single = [names for suite, names in SUITES.items() if suite != "all ta"]
     rules = rule_costs([name for names in single for name in names])
     published = {}
-    for row in read(folder / "published.csv"):
+    for row in read(place(args.results, "job_shop/published.csv")):
         groups = {"all ta" if name == "all 80" else "ta" + name: x for name, x in row.items()}
         published[f"{row['method']} [{row['source']}]"] = groups
     per_instance = {}

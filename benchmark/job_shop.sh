@@ -7,11 +7,9 @@
 # benchmark/requirements.txt (solver). Tables and plot (table). Goes on where it was stopped. A training that has its table is
 # not repeated: where its model is gone, the one in benchmark/results/job_shop is played, if there is one.
 #
-#     bash benchmark/job_shop.sh [FLAGS OF run.py]     # all PARTS: quick greedy l2d families samples solver table
+#     bash benchmark/job_shop.sh [--out DIR] [FLAGS OF run.py]     # all PARTS: quick greedy l2d families samples solver table
 set -euo pipefail
-cd "$(dirname "$0")/.."
-PYTHON=${PYTHON:-python}
-
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 train="-m torch.distributed.run --standalone --nproc-per-node 2 cleanrl_graph/ppo_graph.py --num-envs 32
     --num-minibatches 8 --update-epochs 3 --gamma 1 --save-model --num-steps 64 --learning-rate 1e-3"
 sizes='[{"jobs": [3, 15], "machines": [3, 10], "lookahead": 2, "machine_sets": [1, 2]}, {"jobs": [10, 30], "machines": [4, 10], "lookahead": 2}]'
@@ -20,8 +18,8 @@ large=(ta30x15 ta30x20 ta50x15 ta50x20 ta100x20 swv)
 play() { # FLAGS OF schedules.py: the models that there are, with those flags
     local seed model
     for seed in ${SEEDS:-1 2 3}; do
-        model=(runs/job_shop_quick/quick_*_s"${seed}"_*/*/model.pt)
-        [ -f "${model[0]}" ] || model=(benchmark/results/job_shop/quick_s"$seed".pt)
+        model=($RUNS/job_shop_quick/quick_*_s"${seed}"_*/*/model.pt)
+        [ -f "${model[0]}" ] || model=($RESULTS/job_shop/quick_s"$seed".pt)
         [ ! -f "${model[0]}" ] ||
             "$PYTHON" benchmark/schedules.py --model "${model[0]}" --name quick --seed $seed "$@"
     done

@@ -3,10 +3,9 @@
 # one core. Goes on where it was stopped; PARTS, SEEDS and --max-minutes take less at a time. Needs
 # `pip install -r benchmark/requirements-minigrid.txt` beside requirements.txt.
 #
-#     bash benchmark/minigrid_memory.sh [FLAGS OF run.py]     # PARTS="gtrxl lstm none table" is the default
+#     bash benchmark/minigrid_memory.sh [--out DIR] [FLAGS OF run.py]     # PARTS="gtrxl lstm none table" is the default
 set -euo pipefail
-cd "$(dirname "$0")/.."
-PYTHON=${PYTHON:-python}
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 TABLE=minigrid_memory
 
 # MiniGrid's observation is a grid of numbers of kinds, of which ball and key are 6 and 5. Its wrapper makes them one-hot

@@ -6,11 +6,10 @@
 # process: 17 to 21 minutes of a core. What is finished is never run again, and a run that was stopped goes on from
 # its last checkpoint.
 #
-#     bash benchmark/pogema.sh [FLAGS OF run.py]
+#     bash benchmark/pogema.sh [--out DIR] [FLAGS OF run.py]
 #     PARTS="ablations scores" SEEDS=1 DATA=../pogema-benchmark bash benchmark/pogema.sh
 set -euo pipefail
-cd "$(dirname "$0")/.."
-PYTHON=${PYTHON:-python}
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 TABLE=pogema
 PARTS=${PARTS:-agents ablations scores}
 DATA=${DATA:-}  # a clone of Cognitive-AI-Systems/pogema-benchmark, if its raw data are to be read again

@@ -4,10 +4,9 @@
 # memory one: 8 hours of one core, a seed of all tasks and one script in 30 to 55 minutes. Goes on where it was stopped;
 # PARTS, SEEDS and --max-minutes take less at a time. Needs `pip install popgym` beside requirements.txt.
 #
-#     bash benchmark/popgym.sh [FLAGS OF run.py]     # PARTS="lstm plain gtrxl frames none table" is the default
+#     bash benchmark/popgym.sh [--out DIR] [FLAGS OF run.py]     # PARTS="lstm plain gtrxl frames none table" is the default
 set -euo pipefail
-cd "$(dirname "$0")/.."
-PYTHON=${PYTHON:-python}
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 TABLE=popgym
 
 tasks=(popgym:popgym-{RepeatPreviousEasy,RepeatFirstEasy,PositionOnlyCartPole{Easy,Medium,Hard},NoisyPositionOnlyCartPoleEasy}-v0

@@ -2,10 +2,9 @@
 # ppo_framestack.py on a task that needs the last three graphs, with and without views (about 5 minutes on one core), and
 # the bytes and time of views.
 #
-#     bash benchmark/ppo_framestack.sh [FLAGS OF run.py]
+#     bash benchmark/ppo_framestack.sh [--out DIR] [FLAGS OF run.py]
 set -euo pipefail
-cd "$(dirname "$0")/.."
-PYTHON=${PYTHON:-python}
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 TABLE=ppo_framestack
 export OMP_NUM_THREADS=1
 
@@ -20,4 +19,4 @@ done
     --systems "last 3 graphs=graphs_3_*" "last 2 graphs=graphs_2_*" "1 graph=graphs_1_*" \
     --note "LastGraphs-v0, 16 answers per episode: the optimum is 16, the best without memory 9.19. One row per number of
 graphs that the policy sees (--obs-shifts). Bytes and time of views: [table](../speed/tables.md#views)."
-[ -n "${SKIP_VIEWS:-}" ] || "$PYTHON" benchmark/speed/views.py --out benchmark/results/speed/tables.md#views
+[ -n "${SKIP_VIEWS:-}" ] || "$PYTHON" benchmark/speed/views.py --out $RESULTS/speed/tables.md#views

@@ -2,10 +2,9 @@
 # Tasks with a known optimum: does each head of ppo_graph.py reach it? Three seeds, less than an hour of one core. In
 # PoissonGraph choices change nothing later, so its discount is 0; BestOfSet has one step.
 #
-#     bash benchmark/ppo_graph.sh [FLAGS OF run.py]
+#     bash benchmark/ppo_graph.sh [--out DIR] [FLAGS OF run.py]
 set -euo pipefail
-cd "$(dirname "$0")/.."
-PYTHON=${PYTHON:-python}
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 TABLE=ppo_graph
 
 flags="cleanrl_graph/ppo_graph.py --num-envs 16 --learning-rate 1e-3 --gnn-layers 2 --eval-episodes 200"

@@ -2,10 +2,9 @@
 # Memory in pixels: MiniGrid's memory environment (see pixel_memory.py), with a transformer, an LSTM and no memory, in 16 to
 # 40 minutes on one core. Needs `pip install -r benchmark/requirements-minigrid.txt` beside requirements.txt.
 #
-#     bash benchmark/ppo_gtrxl.sh [FLAGS OF run.py]
+#     bash benchmark/ppo_gtrxl.sh [--out DIR] [FLAGS OF run.py]
 set -euo pipefail
-cd "$(dirname "$0")/.."
-PYTHON=${PYTHON:-python}
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 TABLE=ppo_gtrxl
 export PYTHONPATH=benchmark${PYTHONPATH:+:$PYTHONPATH}
 

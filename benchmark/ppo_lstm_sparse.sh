@@ -2,10 +2,9 @@
 # GraphExplore: an LSTM state per node that was seen (sparse, growing) against one LSTM state per environment and against
 # no memory. About 25 minutes on one core.
 #
-#     bash benchmark/ppo_lstm_sparse.sh [FLAGS OF run.py]
+#     bash benchmark/ppo_lstm_sparse.sh [--out DIR] [FLAGS OF run.py]
 set -euo pipefail
-cd "$(dirname "$0")/.."
-PYTHON=${PYTHON:-python}
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 TABLE=ppo_lstm_sparse
 
 flags="--total-timesteps 250000 --eval-episodes 200"

@@ -2,14 +2,13 @@
 # Recall: a cue at the first step, a corridor of 10, 50 or 200 steps, a choice. Right choices per script and length, in
 # about two hours on one core.
 #
-#     bash benchmark/recall.sh [FLAGS OF run.py]
+#     bash benchmark/recall.sh [--out DIR] [FLAGS OF run.py]
 set -euo pipefail
-cd "$(dirname "$0")/.."
-PYTHON=${PYTHON:-python}
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 TABLE=recall
 
 commands=()
-for length in ${LENGTHS:-10 50 200}; do
+for length in ${LENGTHS:-50 200}; do
     flags="--env-kwargs '{\"length\": $length}' --eval-episodes 200 --total-timesteps $((length < 100 ? 150000 : 600000))"
     commands+=(
         "frames_$length=cleanrl_graph/ppo_framestack.py $flags"
@@ -23,7 +22,7 @@ mini="cleanrl_graph/ppo_gtrxl_mini.py --total-timesteps 150000"
     "mini_10=$mini --env-id cleanrl_graph.envs:Recall-v0" "mini_50=$mini --env-id cleanrl_graph.envs:Recall50-v0"
 
 systems=("corridor of 10 steps|ppo_gtrxl_mini.py=mini_10_*" "corridor of 50 steps|ppo_gtrxl_mini.py=mini_50_*")
-for length in ${LENGTHS:-10 50 200}; do
+for length in ${LENGTHS:-50 200}; do
     systems+=("corridor of $length steps|ppo_framestack.py, 16 frames=frames_${length}_*"
         "corridor of $length steps|ppo_lstm_sparse.py=lstm_${length}_*" "corridor of $length steps|ppo_gtrxl.py=gtrxl_${length}_*")
 done

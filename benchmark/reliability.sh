@@ -1,12 +1,10 @@
 #!/bin/bash
 # All tables of benchmark/results/reliability/, in about 20 minutes on one core.
 #
-#     bash benchmark/reliability.sh
+#     bash benchmark/reliability.sh [--out DIR]
 set -euo pipefail
-cd "$(dirname "$0")/.."
-
-PYTHON=${PYTHON:-python}
-RESULTS=benchmark/results/reliability
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+RESULTS=$RESULTS/reliability
 export OMP_NUM_THREADS=1
 
 "$PYTHON" benchmark/reliability/kill.py --times 40 --out $RESULTS/tables.md#kill

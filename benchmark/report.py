@@ -6,16 +6,16 @@
 
 Writes TABLE/table.md and table.png: learning curves against steps
 (sample efficiency) and against wall time, the interquartile mean over seeds with its 95% bootstrap
-interval (scipy; a curve of fewer than three seeds has no band). The picture needs
-benchmark/requirements.txt, the table (--no-plot) does not.
+interval (a curve of fewer than three seeds has no band). That needs scipy, of
+benchmark/requirements.txt; the table (--no-plot) does not.
 
 The curve of a peer has the columns step, wall_seconds and mean_return_100 instead of one row per
 episode.
 """
 
+import os
 import re
 import sys
-import textwrap
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -28,11 +28,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import tables  # noqa: E402
 from tables import markdown, read  # noqa: E402
 
-from cleanrl_graph.services.plot import on_grid, running_mean  # noqa: E402
+from cleanrl_graph.services.plot import Look, draw, running_mean  # noqa: E402
 
-# Okabe and Ito
-COLOURS = "#0072B2 #D55E00 #009E73 #CC79A7 #E69F00 #56B4E9 #000000 #999999".split()
-UNITS = {1000: "environment steps (thousands)", 60: "minutes of training", 1: "seconds of training"}
 RESAMPLES = 2000
 
 
@@ -75,7 +72,7 @@ class Args:
     """logarithmic axes of steps and wall time"""
     plot: bool = True
     """if toggled, draw the picture"""
-    results: str = str(Path(__file__).parent / "results")
+    results: str = str(tables.RESULTS)
     """folder of the tables"""
 
 
@@ -123,7 +120,9 @@ def load_all(args: Args) -> list[Run]:
         name, _, pattern = system.rpartition("=")
         other, _, pattern = pattern.rpartition("/")
         panel, bar, label = name.rpartition("|")
-        folder = Path(args.results) / (other or args.table)
+        folder = Path(args.results) / args.table
+        if other:
+            folder = tables.place(args.results, other)
         if folder not in known:
             known[folder] = tables.finished(folder), tables.curves_of(folder)
         finished, curves = known[folder]
@@ -227,7 +226,7 @@ MEANING = {
 
 def rows_beside(args: Args, name: str) -> list[dict]:
     """The rows of a csv in the folder of the table, or of this table in a csv of several ones."""
-    rows = read(Path(args.results) / args.table / name)
+    rows = read(tables.place(args.results, os.path.normpath(f"{args.table}/{name}")))
     return [row for row in rows if row.pop("table", args.table) == args.table]
 
 
@@ -342,94 +341,39 @@ def interval(values: np.ndarray) -> np.ndarray:
     return np.array(bootstrap((values,), mean, rng=rng, **options).confidence_interval)
 
 
-def draw(axis, runs: list[Run], x: str, unit: float, colour: str, style: str) -> float:
-    """Draws a system from the step or second on at which all its runs have a mean, and returns the
-    last value. A run that ends earlier than the longest one keeps its last value."""
-    grid, values = on_grid([getattr(run, x) for run in runs], [run.means for run in runs])
-    axis.plot(grid / unit, iqm(values), color=colour, ls=style, lw=1.6)
-    if len(values) > 2:
-        axis.fill_between(grid / unit, *interval(values), color=colour, alpha=0.18, lw=0)
-    return iqm(values)[-1]
+def band(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Interquartile mean and its interval; no interval of fewer than three runs."""
+    if len(rows) < 3:
+        nothing = np.full(rows.shape[1], np.nan)
+        return iqm(rows), nothing, nothing
+    return iqm(rows), *interval(rows)
 
 
-def name_curves(axis, ends: dict[str, float], look: dict[str, tuple]) -> None:
-    """Names beside the right border, each as near as it may be to the end of its curve."""
-    low, high = axis.get_ylim()
-    gap, order = 0.075 * (high - low), sorted(ends, key=ends.get)
-    places = [low - gap]
-    for label in order:
-        places.append(max(ends[label], places[-1] + gap))
-    for k, label in enumerate(order):
-        place = (min(places[k + 1], high - gap * (len(order) - 1 - k)) - low) / (high - low)
-        colour, style = look[label]
-        look_of = dict(color=colour, transform=axis.transAxes)
-        axis.plot([1.02, 1.07], [place] * 2, ls=style, lw=1.6, clip_on=False, **look_of)
-        axis.text(1.085, place, label, va="center", fontsize=8.5, **look_of)
+def look_of(groups: dict[tuple, list[Run]], args: Args) -> Look:
+    envs = [run.settings["env_id"] for runs in groups.values() for run in runs if run.settings]
+    task = max([env_id.split(":")[-1] for env_id in envs], default="")
+    lines = [(*args.reference, None)] if args.reference else []
+    if args.target is not None:
+        lines.append((args.target, "target", args.target_panel))
+    return Look(args.ylabel, task, caption(groups, args), tuple(lines), args.log_seconds)
 
 
 def plot(groups: dict[tuple, list[Run]], args: Args) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    panels, labels = (list(dict.fromkeys(key[i] for key in groups)) for i in (0, 1))
-    envs = [run.settings["env_id"] for runs in groups.values() for run in runs if run.settings]
-    task = max([env_id.split(":")[-1] for env_id in envs], default="")
-    look = {label: (COLOURS[k % 8], "-" if k < 8 else "--") for k, label in enumerate(labels)}
-    beside_each_other = 1 if len(panels) <= 3 else 2
-    rows = -(-len(panels) // beside_each_other)
-    wide = 9.6 if len(panels) == 1 else 7.6 * beside_each_other
-    size = wide, (3.7 if rows == 1 else 2.5 * rows + 0.7)
-    options = dict(figsize=size, layout="constrained", squeeze=False)
-    figure, axes = plt.subplots(rows, 2 * beside_each_other, **options)
-    axes = axes.reshape(-1, 2)
-    for axis in axes[len(panels) :].flat:
-        axis.set_visible(False)
-    for panel, pair in zip(panels, axes):
-        pair[1].sharey(pair[0])
-        own = {label: runs for (p, label), runs in groups.items() if p == panel}
-        longest = max(run.seconds[-1] for runs in own.values() for run in runs)
-        for axis, x, unit in zip(pair, ("steps", "seconds"), (1000, 60 if longest > 100 else 1)):
-            ends = {label: draw(axis, runs, x, unit, *look[label]) for label, runs in own.items()}
-            axis.set(xlabel=UNITS[unit])
-            if args.log_seconds:
-                axis.set_xscale("log")
-                axis.xaxis.set_major_formatter("{x:g}")
-            axis.grid(alpha=0.25, lw=0.6)
-            axis.spines[["top", "right"]].set_visible(False)
-            for value, name in (args.reference or (None, ""), (args.target, "target")):
-                if value is None or name == "target" and args.target_panel not in (None, panel):
-                    continue
-                axis.axhline(value, color="black", lw=0.8, ls=":")
-                if axis is pair[1]:
-                    left = args.log_seconds
-                    at, dy = (0.01, 1) if left else (1, -3)
-                    sides = dict(ha="left", va="bottom") if left else dict(ha="right", va="top")
-                    place = (at, value), (0, dy), ("axes fraction", "data"), "offset points"
-                    axis.annotate(name, *place, fontsize=7.5, **sides)
-        pair[0].set(ylabel=args.ylabel)
-        pair[0].set_title(panel or task, loc="left", fontsize=10)
-        pair[1].tick_params(labelleft=False)
-    if len(panels) == 1:
-        name_curves(axes[0, 1], ends, look)
-    elif len(labels) > 1:
-        handles = []
-        for label, (colour, style) in look.items():
-            handles.append(plt.Line2D([], [], color=colour, ls=style, label=label))
-        fit = 130 // (max(map(len, labels)) + 8)  # labels side by side
-        options = dict(ncols=max(1, min(4, fit, len(labels))), frameon=False, fontsize=9)
-        figure.legend(handles=handles, loc="outside upper center", **options)
-    wide = int(16 * size[0])
-    figure.supxlabel("\n".join(textwrap.wrap(caption(groups, args), wide)), fontsize=7.5)
-    figure.savefig(Path(args.results) / args.table / "table.png", dpi=130)
+    path = Path(args.results) / args.table / "table.png"
+    draw(path, groups, band, look_of(groups, args))
 
 
-def main(args: Args) -> None:
+def groups_of(args: Args) -> dict[tuple[str, str], list[Run]]:
+    """(panel, label) -> its runs, panel by panel."""
     groups, runs = {}, load_all(args)
     panels = list(dict.fromkeys(run.panel for run in runs))
     for run in sorted(runs, key=lambda run: panels.index(run.panel)):
         groups.setdefault((run.panel, run.label), []).append(run)
+    return groups
+
+
+def main(args: Args) -> None:
+    groups = groups_of(args)
     folder = Path(args.results) / args.table
     text = document(groups, args)
     (folder / "table.md").write_text(text)

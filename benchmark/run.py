@@ -38,7 +38,6 @@ two cores.
 
 import contextlib
 import csv
-import hashlib
 import importlib.metadata
 import itertools
 import json
@@ -46,7 +45,6 @@ import os
 import platform
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import time
@@ -62,8 +60,8 @@ sys.path.insert(0, str(ROOT))
 import fingerprint  # noqa: E402
 import tables  # noqa: E402
 
-from cleanrl_graph.services.plot import events_of  # noqa: E402
-from cleanrl_graph.services.sweep import FAILED, Job, tail, work  # noqa: E402
+from cleanrl_graph.services import sweep  # noqa: E402
+from cleanrl_graph.services.plot import events_of, scalars  # noqa: E402
 
 try:
     import fcntl
@@ -96,9 +94,9 @@ class Args:
     """stop after this time; what is left runs next time"""
     max_rows: int = 500
     """rows of a curve, see above"""
-    results: str = str(ROOT / "benchmark" / "results")
+    results: str = str(tables.RESULTS)
     """folder of the tables"""
-    run_dir: str = str(ROOT / "runs")
+    run_dir: str = str(tables.RUN_DIR)
     """folder for the files of the scripts"""
     python: str = sys.executable
     """interpreter of the scripts"""
@@ -118,27 +116,13 @@ class Run(NamedTuple):
     seed: int
 
 
-def normalise(tokens: list[str]) -> list[str]:
-    """`tokens` with flags as "--a-b" in alphabetical order, each with its values, by the names that
-    they had when runs were made."""
-    script, flags = [], []
-    for token in tokens:
-        if re.match(r"--[A-Za-z]", token):
-            name, *value = token.split("=", 1)
-            flags.append([name.replace("_", "-"), *value])
-        else:
-            (flags[-1] if flags else script).append(token)
-    flags = [RENAMED.get(" ".join(flag), flag) for flag in flags]
-    return script + [token for flag in sorted(flags, key=lambda flag: flag[0]) for token in flag]
-
-
 def make_run(name: str, command: str, env_id: str | None, seed: int) -> Run:
     tokens = shlex.split(command) + (["--env-id", env_id] if env_id else [])
-    normal = normalise(tokens)
+    before, flags = sweep.split(tokens)
+    normal = sweep.in_order(before, [RENAMED.get(" ".join(flag), flag) for flag in flags])
     env_id = normal[normal.index("--env-id") + 1] if "--env-id" in normal else ""
-    digest = hashlib.sha256(json.dumps([normal, env_id, seed]).encode()).hexdigest()[:8]
-    env = re.sub(r"[^\w.-]", "-", env_id.split(":")[-1]) or "default"
-    return Run(f"{name}_{env}_s{seed}_{digest}", [*tokens, "--seed", str(seed)], name, env_id, seed)
+    key = sweep.key_of(name, normal, env_id, seed)
+    return Run(key, [*tokens, "--seed", str(seed)], name, env_id, seed)
 
 
 def all_runs(args: Args) -> list[Run]:
@@ -149,17 +133,6 @@ def all_runs(args: Args) -> list[Run]:
 
 
 # ---- What a run leaves ----
-def largest(folder: Path, name: str) -> float | None:
-    """The largest value of a scalar in all event files; None if there is none."""
-    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
-
-    found = []
-    for path in map(str, folder.rglob("events.out.tfevents.*")):
-        for event in LegacyEventFileLoader(path).Load():
-            found += [value.simple_value for value in event.summary.value if value.tag == name]
-    return max(found, default=None)
-
-
 def csv_text(episodes: list[tuple], updates: list[tuple], max_rows: int) -> str:
     """The rows of the csv, see above. SPS is that of the first update that is not before the
     row."""
@@ -225,21 +198,6 @@ def lock(folder: Path) -> TextIO | None:
     return file
 
 
-def job_of(run: Run, folder: Path, args: Args) -> Job:
-    """What the runner starts: in `folder` for a script that always writes to the current folder."""
-    at = fingerprint.mini_of(run.command)
-    if at is None:
-        command = [args.python, *run.command, "--run-dir", str(folder)]
-        return Job(run.key, command, folder, cwd=ROOT)
-    script = str(ROOT / run.command[at])
-    return Job(
-        run.key,
-        [args.python, *run.command[:at], script, *run.command[at + 1 :]],
-        folder,
-        cwd=folder,
-    )
-
-
 def record(run: Run, exit_code: int, began: float, about: dict, args: Args) -> None:
     """Writes the files of a run that has ended."""
     folder = Path(args.run_dir) / args.table / run.key
@@ -259,11 +217,12 @@ def record(run: Run, exit_code: int, began: float, about: dict, args: Args) -> N
         episodes, updates = events_of(folder)
         tables.write(results / f"{run.key}.csv", csv_text(episodes, updates, args.max_rows))
         settings["steps"], settings["SPS"] = updates[-1] if updates else (0, 0)
-        settings["collection_mismatch"] = largest(folder, "debug/collection_mismatch")
+        mismatches = [value for *_, value in scalars(folder, "debug/collection_mismatch")]
+        settings["collection_mismatch"] = max(mismatches, default=None)
         settings["fingerprint"] = fingerprint.read(folder)
         settings["eval"] = eval_columns(folder)
     else:
-        said = tail(folder / "stderr.txt").replace(str(ROOT), ".").replace(sys.prefix, "")
+        said = sweep.tail(folder / "stderr.txt").replace(str(ROOT), ".").replace(sys.prefix, "")
         settings["stderr"] = said.strip().split("\n")[-20:]
     tables.write(results / f"{run.key}.json", json.dumps(settings))
 
@@ -284,40 +243,28 @@ def main(args: Args) -> int:
     if os.sep in args.python:  # a path is that of this process, wherever a run is started
         args.python = os.path.abspath(args.python)
     if args.check:
-        return FAILED if fingerprint.check(args) else 0
+        return sweep.FAILED if fingerprint.check(args) else 0
     if args.pack:
         pack(args)
         return 0
     if not args.table or not args.commands:
         raise SystemExit("--table and --commands are needed, or --check, or --pack")
-    runs, table = all_runs(args), Path(args.results) / args.table
-    finished = tables.finished(table)
-    queue = [run for run in runs if run.key not in finished]
-    print(f"{args.table}: {len(runs) - len(queue)} of {len(runs)} runs are finished already")
-    if not queue and not (table / "runs").exists():
-        return 0
+    table = Path(args.results) / args.table
     locked = lock(Path(args.run_dir) / args.table)  # noqa: F841  until this function ends
     tables.pack(table)
-    about = machine()
-    by_key = {run.key: run for run in queue}
-    jobs = []
-    for run in queue:
+    about, finished = machine(), tables.finished(table)
+    runs, jobs = {}, []
+    for run in all_runs(args):
+        runs[run.key] = run
         folder = Path(args.run_dir) / args.table / run.key
-        if "--resume" not in run.command:
-            shutil.rmtree(folder, ignore_errors=True)  # what a stopped run has left
-        jobs.append(job_of(run, folder.absolute(), args))
+        jobs.append(sweep.job_of(run.key, [args.python, *run.command], folder, cwd=ROOT))
 
-    def ended(job: Job, exit_code: int, began: float) -> None:
-        record(by_key[job.key], exit_code, began, about, args)
+    def ended(job: sweep.Job, exit_code: int, began: float) -> None:
+        record(runs[job.key], exit_code, began, about, args)
 
-    code, failed, left = work(jobs, args.workers, ended, 60 * args.max_minutes)
+    is_finished = lambda job: job.key in finished
+    code = sweep.work(args.table, jobs, is_finished, ended, args.workers, 60 * args.max_minutes)
     tables.pack(table)
-    known = tables.runs_of(table)
-    for run in failed:
-        print(f"FAILED {run.key}: {known[run.key]['stderr'][-1]}")
-    for run in left:
-        print(f"left {run.key}")
-    print(f"{args.table}: {len(left)} runs are left, {len(failed)} failed")
     return code
 
 

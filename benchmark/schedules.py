@@ -28,7 +28,7 @@ import numpy as np
 import torch
 import tyro
 from run import machine
-from tables import added, read
+from tables import RESULTS, added, read
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -76,7 +76,7 @@ class Args:
     """if toggled, a policy that was trained with a `lookahead` sees all operations that are left"""
     batch: int = 128
     """samples that are drawn side by side"""
-    results: str = str(Path(__file__).parent / "results" / "job_shop")
+    results: str = str(RESULTS / "job_shop")
     """folder of schedules.csv"""
 
 

@@ -2,10 +2,9 @@
 # Elements of a set that see each other (--set-layers 2) beside elements that are embedded one by one, with the same flags,
 # on the tasks of sets whose optimum is known. About 40 minutes of one core.
 #
-#     bash benchmark/set_layers.sh [FLAGS OF run.py]
+#     bash benchmark/set_layers.sh [--out DIR] [FLAGS OF run.py]
 set -euo pipefail
-cd "$(dirname "$0")/.."
-PYTHON=${PYTHON:-python}
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 TABLE=set_layers
 export OMP_NUM_THREADS=1
 

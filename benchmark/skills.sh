@@ -2,10 +2,9 @@
 # One policy for several tasks: the 4 tasks of SkillGraph with and without --wrap z:skill:4, and PoissonGraph with a list
 # of graph sizes: 18 runs of 2 to 7 minutes each on cores that other jobs share.
 #
-#     bash benchmark/skills.sh [FLAGS OF run.py]
+#     bash benchmark/skills.sh [--out DIR] [FLAGS OF run.py]
 set -euo pipefail
-cd "$(dirname "$0")/.."
-PYTHON=${PYTHON:-python}
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 TABLE=skills
 
 flags="--num-envs 16 --learning-rate 1e-3 --gnn-layers 2 --gamma 0"  # choices change nothing later

@@ -2,15 +2,14 @@
 # The tables of benchmark/results/speed/ anew, in 14 to 20 minutes on 2 idle cores, and their ratios at the end; leave the
 # machine alone meanwhile. Systems that are compared run in turns A B C A B C ..., figures are medians.
 #
-#     bash benchmark/speed.sh
+#     bash benchmark/speed.sh [--out DIR]
 #
 # PYTHON runs this repository, PEER_PYTHON and TRXL_PYTHON the peers (made in .venv-peers and .venv-trxl if missing, not
 # counted in these minutes). CLEANRL is a folder with CleanRL's ppo.py, ppo_trxl.py and pom_env.py (downloaded at a fixed
 # commit if not given).
 set -euo pipefail
-cd "$(dirname "$0")/.."
-PYTHON=${PYTHON:-python}
-RESULTS=benchmark/results/speed
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+RESULTS=$RESULTS/speed
 export OMP_NUM_THREADS=1
 
 environment() {  # FOLDER REQUIREMENTS -> path of its python, made if missing
@@ -35,8 +34,6 @@ measure() {
 measure layout.py --repeats 7 --out $RESULTS/tables.md#layout
 measure layout.py --tenfold --repeats 5 --out $RESULTS/tables.md#layout_tenfold
 measure sps.py --rounds 3 --total-timesteps 16384 --peer-python "$PEER_PYTHON" --out $RESULTS/tables.md#sps
-measure sps.py --total-timesteps 16384 --num-threads 2 --num-envs 64 --gnn-dim 16 --peer-python "$PEER_PYTHON" \
-    --out $RESULTS/tables.md#sps_2_threads
 measure lstm_kernels.py --repeats 3 --out $RESULTS/tables.md#lstm_kernels
 measure attention.py --parts memory --out $RESULTS/tables.md#attention
 measure attention.py --parts sps --rounds 1 --total-timesteps 8192 --peer-python "$TRXL_PYTHON" \

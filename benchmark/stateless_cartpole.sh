@@ -3,13 +3,12 @@
 # peers. Ours with their default flags, five seeds, about half an hour of one core, the peers about an hour. Finished runs are
 # not repeated; leave the machine alone meanwhile.
 #
-#     bash benchmark/stateless_cartpole.sh [FLAGS OF run.py]     # PARTS="ours peers table" is the default
+#     bash benchmark/stateless_cartpole.sh [--out DIR] [FLAGS OF run.py]     # PARTS="ours peers table" is the default
 set -euo pipefail
-cd "$(dirname "$0")/.."
-PYTHON=${PYTHON:-python}
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 TABLE=stateless_cartpole
-RUNS=benchmark/results/$TABLE/runs
-NOTE=benchmark/results/$TABLE/peers.md  # where the peers were measured
+PEERS=$RESULTS/$TABLE/runs
+NOTE=$RESULTS/$TABLE/peers.md  # where the peers were measured
 SEEDS=${SEEDS:-1 2 3 4 5}
 PEER_SEEDS=${PEER_SEEDS:-1 2 3}
 MAX_SECONDS=${MAX_SECONDS:-600}
@@ -32,9 +31,9 @@ peer() {  # PYTHON SCRIPT NAME FLAGS...
     shift 3
     for seed in $PEER_SEEDS; do
         "$PYTHON" benchmark/tables.py $TABLE "${name}_$seed" > /dev/null && continue
-        mkdir -p $RUNS
-        "$python" benchmark/peers/"$script".py "$@" --seed "$seed" --max-seconds "$MAX_SECONDS" --out "$RUNS/${name}_$seed.csv"
-        echo "{\"name\": \"$name\", \"seed\": $seed, \"exit_code\": 0}" > "$RUNS/${name}_$seed.json"
+        mkdir -p $PEERS
+        "$python" benchmark/peers/"$script".py "$@" --seed "$seed" --max-seconds "$MAX_SECONDS" --out "$PEERS/${name}_$seed.csv"
+        echo "{\"name\": \"$name\", \"seed\": $seed, \"exit_code\": 0}" > "$PEERS/${name}_$seed.json"
         rm -f $NOTE
     done
 }

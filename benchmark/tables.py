@@ -23,7 +23,10 @@ from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-RESULTS = Path(__file__).parent / "results"
+COMMITTED = Path(__file__).parent / "results"
+# setup.sh sets the two for --out DIR
+RESULTS = Path(os.environ.get("BENCHMARK_RESULTS", COMMITTED))
+RUN_DIR = Path(os.environ.get("BENCHMARK_RUNS", COMMITTED.parents[1] / "runs"))
 RUNS = "runs.csv"
 CURVES = "curves.csv.gz"
 csv.field_size_limit(2**31 - 1)  # the evaluation of a run is one cell
@@ -51,6 +54,13 @@ def put(where: str | Path, text: str) -> None:
         sections = dict(zip(parts[1::2], parts[2::2])) | {section: f"\n{text.strip(chr(10))}\n\n"}
         text = parts[0] + "".join(f'<a id="{key}"></a>\n{own}' for key, own in sections.items())
     write(path, text)
+
+
+def place(results: str | Path, name: str) -> Path:
+    """Where a file or folder is that `results` may lack, since the making of a table does not make
+    it: there or in the committed results."""
+    path = Path(results, name)
+    return path if path.exists() else COMMITTED / name
 
 
 def cell(value: object) -> str:

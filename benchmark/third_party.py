@@ -34,7 +34,7 @@ COLUMNS = tuple(
 
 @dataclass
 class Args:
-    results: str = str(Path(__file__).parent / "results")
+    results: str = str(tables.RESULTS)
     """folder of the tables"""
     episodes: int = 50
     """episodes of the means at the start and at the end"""

@@ -3,17 +3,16 @@
 # POPGym, from PyPI into a virtual environment of their own (not into requirements.txt), through the scripts and --env-id.
 # Finished runs are not repeated. It took 12 minutes of one core that other jobs shared.
 #
-#     bash benchmark/third_party.sh [FLAGS OF run.py]     # THIRD_PARTY_PYTHON: an interpreter that has the packages
+#     bash benchmark/third_party.sh [--out DIR] [FLAGS OF run.py]     # THIRD_PARTY_PYTHON: an interpreter that has the packages
 set -euo pipefail
-cd "$(dirname "$0")/.."
-PYTHON=${PYTHON:-python}
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 TABLE=third_party
 FILES=benchmark/third_party
 if [ -z "${THIRD_PARTY_PYTHON:-}" ]; then
     THIRD_PARTY_PYTHON=.venv-third-party/bin/python
     if [ ! -f .venv-third-party/installed ]; then
         "$PYTHON" -m venv .venv-third-party
-        $THIRD_PARTY_PYTHON -m pip install -q -r requirements.txt -r $FILES/requirements.txt
+        $THIRD_PARTY_PYTHON -m pip install -q -r <(grep -v "^matplotlib" requirements.txt) -r $FILES/requirements.txt
         touch .venv-third-party/installed
     fi
 fi

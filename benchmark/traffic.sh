@@ -6,11 +6,10 @@
 # 20, everything 5 1/2 hours. Trained with demands of 0.7, 1, 1.15 and 1.3; delays in seconds are means over five hours of a
 # map, demands of 0.8 to 1.2, whose seeds are never trained on.
 #
-#     bash benchmark/traffic.sh [FLAGS OF run.py]
+#     bash benchmark/traffic.sh [--out DIR] [FLAGS OF run.py]
 #     PARTS="grid4x4 all" SEEDS=1 bash benchmark/traffic.sh
 set -euo pipefail
-cd "$(dirname "$0")/.."
-PYTHON=${PYTHON:-python}
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 TABLE=traffic
 maps="grid4x4 cologne1 cologne3 cologne8 ingolstadt1 ingolstadt7 arterial4x4 ingolstadt21"
 PARTS=${PARTS:-$maps ablations all unseen peer}
@@ -50,7 +49,7 @@ done
 if [ ${#commands[@]} != 0 ]; then
     "$PYTHON" benchmark/run.py --table $TABLE --seeds ${SEEDS:-1 2 3} "$@" --commands "${commands[@]}"
 fi
-peer=benchmark/results/$TABLE/sumo_rl_sb3.csv
+peer=$RESULTS/$TABLE/sumo_rl_sb3.csv
 if [[ " $PARTS " == *" peer "* ]] && "$PYTHON" -c "import stable_baselines3" 2> /dev/null; then
     for seed in ${SEEDS:-1 2 3}; do
         grep -qs "^$seed," $peer || "$PYTHON" benchmark/peers/sumo_rl_sb3.py --seed $seed --out $peer

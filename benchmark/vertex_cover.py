@@ -35,7 +35,7 @@ class Args:
     """time limit of the solver for each graph"""
     plot: bool = True
     """if toggled, draws the learning curves"""
-    results: str = str(Path(__file__).parent / "results")
+    results: str = str(tables.RESULTS)
     """folder of the tables"""
 
 

@@ -6,10 +6,9 @@
 # at 320 pixels, of: ppo_graph.py --load-model runs/vertex_cover_models/seed1.pt --total-timesteps 0 --eval-episodes 1
 # --env-kwargs '{"nodes": [30]}' --capture-video --seed 3
 #
-#     bash benchmark/vertex_cover.sh [FLAGS OF run.py]     # PARTS="models solver table" is the default
+#     bash benchmark/vertex_cover.sh [--out DIR] [FLAGS OF run.py]     # PARTS="models solver table" is the default
 set -euo pipefail
-cd "$(dirname "$0")/.."
-PYTHON=${PYTHON:-python}
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 TABLE=vertex_cover
 export OMP_NUM_THREADS=1
 
@@ -20,15 +19,15 @@ for part in ${PARTS:-models solver table}; do
         models)
             "$PYTHON" benchmark/run.py --table $TABLE --seeds ${SEEDS:-1 2 3} "$@" --commands \
                 "train=$script $train --eval-suite nodes20 --eval-samples 0 --save-model"
-            mkdir -p runs/vertex_cover_models
+            mkdir -p $RUNS/vertex_cover_models
             for seed in ${SEEDS:-1 2 3}; do
-                model=(runs/$TABLE/train_*_s"$seed"_*/*/model.pt)
-                [ ! -f "${model[0]}" ] || cp "${model[0]}" runs/vertex_cover_models/seed$seed.pt
+                model=($RUNS/$TABLE/train_*_s"$seed"_*/*/model.pt)
+                [ ! -f "${model[0]}" ] || cp "${model[0]}" $RUNS/vertex_cover_models/seed$seed.pt
                 commands=()
                 for suite in nodes20 nodes60 nodes200; do
                     samples=16
                     [ $suite != nodes200 ] || samples=0  # a quarter of an hour
-                    commands+=("$suite=$script --load-model runs/vertex_cover_models/seed$seed.pt --total-timesteps 0
+                    commands+=("$suite=$script --load-model $RUNS/vertex_cover_models/seed$seed.pt --total-timesteps 0
                         --eval-suite $suite --eval-samples $samples")
                 done
                 "$PYTHON" benchmark/run.py --table $TABLE --seeds "$seed" "$@" --commands "${commands[@]}"

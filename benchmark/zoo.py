@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import tyro
-from tables import added, read
+from tables import RESULTS, added, read
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmark" / "zoo")]  # cleanrl_graph of this checkout
@@ -96,7 +96,7 @@ class Args:
     """only these"""
     list: str = str(ROOT / "benchmark" / "zoo" / "packages.csv")
     """the packages"""
-    results: str = str(ROOT / "benchmark" / "results" / "zoo")
+    results: str = str(RESULTS / "zoo")
     """folder of ids.csv and table.md"""
     workers: int = os.cpu_count() or 1
     """processes at a time"""
@@ -172,10 +172,9 @@ def train_and_play(script: str, *flags: str) -> dict:
 
 def mismatch(folder: Path) -> float:
     """The largest debug/collection_mismatch in a run's log."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from cleanrl_graph.services.plot import scalars
 
-    log = EventAccumulator(str(folder)).Reload()
-    return max(scalar.value for scalar in log.Scalars("debug/collection_mismatch"))
+    return max(value for *_, value in scalars(folder, "debug/collection_mismatch"))
 
 
 def play(model: Path) -> None:
@@ -220,10 +219,9 @@ def preload() -> None:
     """Imports what every process needs: they are copies of this one."""
     import gymnasium  # noqa: F401
     import torch  # noqa: F401
-    from tensorboard.backend.event_processing import event_accumulator  # noqa: F401
     from torch.utils import tensorboard  # noqa: F401
 
-    from cleanrl_graph.services import command  # noqa: F401
+    from cleanrl_graph.services import command, plot  # noqa: F401
 
 
 def call(function: Callable, *args, timeout: float) -> dict:

@@ -3,10 +3,9 @@
 # which. Each zoo/requirements-NAME.txt goes into a virtual environment of its own in .venv-zoo, which finds torch and
 # what else requirements.txt has in that of $PYTHON. Runs that are in results/zoo/ids.csv are not repeated.
 #
-#     bash benchmark/zoo.sh [FLAGS OF zoo.py]     # ZOO: another folder than .venv-zoo
+#     bash benchmark/zoo.sh [--out DIR] [FLAGS OF zoo.py]     # ZOO: another folder than .venv-zoo
 set -euo pipefail
-cd "$(dirname "$0")/.."
-PYTHON=${PYTHON:-python}
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 ZOO=${ZOO:-.venv-zoo}
 for file in benchmark/zoo/requirements-*.txt; do
     name=$(basename "${file#*requirements-}" .txt)

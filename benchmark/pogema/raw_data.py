@@ -49,7 +49,7 @@ one as pogema 1.4.0 reads it the correlation of throughputs is {other:.3f}.
 class Args:
     data: str
     """a clone of Cognitive-AI-Systems/pogema-benchmark"""
-    results: str = str(scores.RESULTS)
+    results: str = str(scores.RESULTS / "pogema")
     """folder of the two files"""
 
 

@@ -31,14 +31,13 @@ from tqdm import tqdm
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmark")]
-from tables import added, put, read  # noqa: E402
+from tables import RESULTS, RUN_DIR, added, place, put, read  # noqa: E402
 
 from cleanrl_graph import load_policy, services  # noqa: E402
 from cleanrl_graph import ppo_graph_agents as agents  # noqa: E402
 from cleanrl_graph.envs.pogema import RULES, PogemaEnv, play  # noqa: E402
 from cleanrl_graph.services.policy import read_model  # noqa: E402
 
-RESULTS = ROOT / "benchmark" / "results" / "pogema"
 LIFELONG = ("random_32", "random_64", "mazes_32", "mazes_64", "warehouse_192")
 SUITES = LIFELONG + tuple(f"one_shot_{suite}" for suite in LIFELONG)
 NAMES = {  # runs of pogema.sh
@@ -66,9 +65,9 @@ class Args:
     """tasks of each suite"""
     models: tuple[str, ...] = ()
     """NAME=model.pt beside those of --runs"""
-    runs: str = str(ROOT / "runs" / "pogema")
+    runs: str = str(RUN_DIR / "pogema")
     """folder of the runs of pogema.sh"""
-    results: str = str(RESULTS)
+    results: str = str(RESULTS / "pogema")
     """folder of the tables"""
     cost: bool = False
     """measures what a training costs instead"""
@@ -265,7 +264,7 @@ def main(args: Args) -> None:
         put(f"{args.results}/tables.md#cost", cost())
         return
     rows = play_missing(args)
-    theirs = read(Path(args.results, "theirs.csv"))
+    theirs = read(place(Path(args.results).parent, "pogema/theirs.csv"))
     text = document(rows, theirs, args)
     put(f"{args.results}/tables.md#scores", text)
     print(text)

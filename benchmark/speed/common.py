@@ -16,11 +16,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmark")]  # for all that import this module
 import tables  # noqa: E402
+
+from cleanrl_graph.services.plot import scalars  # noqa: E402
 
 PPO_GRAPH = str(ROOT / "cleanrl_graph" / "ppo_graph.py")
 
@@ -182,10 +183,8 @@ def train(command: list[str], num_threads: int, cwd: str) -> Run:
 def logged(run_dir: Path) -> tuple[list[float], list[float]]:
     """SPS of each update and return of each episode in the log of the only run in a folder."""
     found = {"charts/SPS": [], "charts/episodic_return": []}
-    for path in run_dir.glob("*/events*"):
-        log = EventAccumulator(str(path), size_guidance={"scalars": 0}).Reload()
-        for tag in found.keys() & set(log.Tags()["scalars"]):
-            found[tag] += [event.value for event in log.Scalars(tag)]
+    for tag, _, _, value in scalars(run_dir, *found):
+        found[tag].append(value)
     return found["charts/SPS"], found["charts/episodic_return"]
 
 

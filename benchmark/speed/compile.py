@@ -26,10 +26,10 @@ import numpy as np
 import torch
 import tyro
 from common import ROOT, report, train
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tqdm import tqdm
 
 from cleanrl_graph import ppo_graph, ppo_graph_compile
+from cleanrl_graph.services.plot import scalars
 from cleanrl_graph.services.process import accelerate
 
 CASES = {
@@ -177,10 +177,8 @@ def trainings(args, name: str) -> list[str]:
                 mode = ["--compile-mode", args.mode] if system == COMPILED else []
                 path = str(ROOT / "cleanrl_graph" / system)
                 run = train([sys.executable, path, *flags, *mode, "--seed", str(k + 1)], 1, folder)
-                (file,) = Path(folder).glob("runs/*/events*")
-                log = EventAccumulator(str(file), size_guidance={"scalars": 0}).Reload()
-                updates = log.Scalars("charts/SPS")
-                seconds = {event.step: event.step / max(event.value, 1) for event in updates}
+                updates = scalars(Path(folder), "charts/SPS")
+                seconds = {step: step / max(sps, 1) for _, step, _, sps in updates}
             end = max(seconds)
             half = min(seconds, key=lambda step: abs(step - end / 2))
             late = (end - half) / (seconds[end] - seconds[half]) if half < end else np.nan

@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 import torch
 import tyro
-from common import ROOT, report, rollout, tables, turns
+from common import report, rollout, tables, turns
 
 from cleanrl_graph import ppo_graph, services
 
-TABLE = ROOT / "benchmark" / "results" / "speed" / "gnn_layers.csv"
+TABLE = tables.RESULTS / "speed" / "gnn_layers.csv"
 ENV = dict(
     env_id="cleanrl_graph.envs:JobShop-v0", env_kwargs={"jobs": [3, 10], "machines": [3, 10]}
 )

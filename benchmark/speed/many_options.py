@@ -20,9 +20,9 @@ import torch
 import tyro
 from common import PPO_GRAPH, report, train, turns
 from gymnasium import spaces
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cleanrl_graph import ppo_graph
+from cleanrl_graph.services.plot import scalars
 
 HIDDEN_DIMS = (64, 64)
 
@@ -96,9 +96,8 @@ def training(num: int, as_list: bool) -> tuple[float, float]:
     """Its steps per second and MB."""
     with tempfile.TemporaryDirectory() as folder:
         run = train([sys.executable, *command(num, as_list)], 1, folder)
-        (path,) = Path(folder).rglob("events*")
-        first, *_, last = EventAccumulator(str(path)).Reload().Scalars("charts/SPS")
-    return (last.step - first.step) / (last.wall_time - first.wall_time), run.peak_mb
+        first, *_, last = [row[1:3] for row in scalars(Path(folder), "charts/SPS")]
+    return (last[0] - first[0]) / (last[1] - first[1]), run.peak_mb
 
 
 def parts(num: int, repeats: int) -> list[float]:

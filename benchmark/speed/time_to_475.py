@@ -19,8 +19,9 @@ import numpy as np
 import tyro
 from cartpole_vs_cleanrl import CHANGES, changed
 from common import PPO_GRAPH, report, train
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tqdm import tqdm
+
+from cleanrl_graph.services.plot import events_of
 
 FLAGS = (
     "--num-envs 32 --num-steps 32 --num-minibatches 4 --update-epochs 6 --learning-rate 3e-3 "
@@ -50,17 +51,15 @@ def time_to_target(command: list[str], target: float) -> tuple[float, float]:
     fails."""
     with tempfile.TemporaryDirectory() as folder:
         train(command, 1, folder)
-        path = next(Path(folder, "runs").iterdir())
-        log = EventAccumulator(str(path), size_guidance={"scalars": 0, "tensors": 0}).Reload()
-        start = log.Tensors("hyperparameters/text_summary")[0].wall_time
-        episodes = log.Scalars("charts/episodic_return")
-    returns = np.array([episode.value for episode in episodes])
+        episodes, _ = events_of(Path(folder))
+    returns = np.array([ret for _, _, ret, _ in episodes])
     if len(returns) < 100:
         return np.inf, np.inf
     reached = np.flatnonzero(np.convolve(returns, np.full(100, 0.01), "valid") >= target)
     if not len(reached):
         return np.inf, np.inf
-    return episodes[99 + reached[0]].wall_time - start, episodes[99 + reached[0]].step
+    step, seconds, *_ = episodes[99 + reached[0]]
+    return seconds, step
 
 
 def main(args):

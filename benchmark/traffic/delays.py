@@ -16,7 +16,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import tables  # noqa: E402
 
-FOLDER = Path(__file__).parents[1] / "results" / "traffic"
+FOLDER = tables.RESULTS / "traffic"
 NAMES = {
     "fixed_time": "fixed time",
     "max_pressure": "max-pressure (vehicles in - out)",

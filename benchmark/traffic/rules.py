@@ -17,12 +17,12 @@ import tyro
 from tqdm import tqdm
 
 sys.path[:0] = map(str, Path(__file__).parents[1:3])
-from tables import added, read  # noqa: E402
+from tables import RESULTS, added, read  # noqa: E402
 
 from cleanrl_graph.envs.traffic import MAPS, RULES, TrafficLightsEnv, play_rule  # noqa: E402
 
 COLUMNS = "map rule demand shift seed delay arrived unfinished cpu_seconds".split()
-FILE = Path(__file__).parents[1] / "results" / "traffic" / "rules.csv"
+FILE = RESULTS / "traffic" / "rules.csv"
 
 
 @dataclass

@@ -4,8 +4,9 @@
 
 It finds all runs in these folders. Runs of an environment that are alike in the flags of --by are
 one curve: after each step, and each second, the mean return of the last --episodes episodes, as
-mean and standard deviation over its runs, the seeds. Without --by these are all flags in which the
-runs differ. It writes curves.csv, table.md and, with matplotlib, curves.png.
+mean and standard deviation over its runs, the seeds; the deviation is that of a sample (n - 1), and
+a single run has none. Without --by these are all flags in which the runs differ. It writes
+curves.csv, table.md and curves.png.
 
 A run has args.json and episodes.csv where services trained it. Of a script alone the flags are what
 the name of the folder says, and episodes those of TensorBoard's log.
@@ -14,10 +15,11 @@ the name of the folder says, and episodes those of TensorBoard's log.
 import csv
 import json
 import sys
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import tyro
@@ -27,6 +29,9 @@ from cleanrl_graph.services.checkpoint import FREE
 SAME = FREE - {"exp_name"} | {"seed", "env_id"}  # flags that make no other curve
 NUM_POINTS = 150  # of a curve
 AXES = ("steps", "seconds")
+UNITS = {1000: "environment steps (thousands)", 60: "minutes of training", 1: "seconds of training"}
+# Okabe and Ito
+COLOURS = "#0072B2 #D55E00 #009E73 #CC79A7 #E69F00 #56B4E9 #000000 #999999".split()
 
 
 @dataclass
@@ -57,26 +62,40 @@ class Run(NamedTuple):
 
 
 # ---- What a run left ----
+def event_files(folder: Path) -> list[Path]:
+    """TensorBoard's files below `folder`, the oldest first."""
+    return sorted(folder.rglob("events.out.tfevents.*"), key=lambda path: path.name)
+
+
+def values_of(path: Path) -> Iterator[tuple[str, int, float, float]]:
+    """(tag, step, time, value) of all that a file of TensorBoard holds."""
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    for event in LegacyEventFileLoader(str(path)).Load():
+        for value in event.summary.value:
+            yield value.tag, event.step, event.wall_time, value.simple_value
+
+
+def scalars(folder: Path, *tags: str) -> Iterator[tuple[str, int, float, float]]:
+    """(tag, step, time, value) of these tags, from all files below `folder`, the oldest first."""
+    for path in event_files(folder):
+        yield from (row for row in values_of(path) if row[0] in tags)
+
+
 def events_of(folder: Path) -> tuple[list[tuple], list[tuple]]:
     """(step, seconds of training, return, length) of every episode and (step, SPS) of every update.
     A newer event file replaces what older ones hold after the last update before its first step;
     its time goes on from there."""
-    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
-
     episodes = []
     updates = []  # (step, SPS, seconds)
-    paths = folder.rglob("events.out.tfevents.*")
-    for path in sorted(paths, key=lambda path: path.name):  # by time
+    for path in event_files(folder):
         values = {"episodic_return": [], "episodic_length": [], "SPS": []}
         start = None
-        for event in LegacyEventFileLoader(str(path)).Load():
-            for value in event.summary.value:
-                if start is None:
-                    start = event.wall_time
-                name = value.tag.removeprefix("charts/")
-                if name in values:
-                    row = event.step, event.wall_time - start, value.simple_value
-                    values[name].append(row)
+        for tag, step, time, value in values_of(path):
+            start = time if start is None else start
+            name = tag.removeprefix("charts/")
+            if name in values:
+                values[name].append((step, time - start, value))
         steps = [row[0] for row in sum(values.values(), [])]
         if not steps:
             continue
@@ -125,7 +144,7 @@ def find(folders: Iterable[str], window: int) -> list[Run]:
     said."""
     found = set()
     for folder in folders:
-        found |= {path.parent for path in Path(folder).rglob("events.out.tfevents.*")}
+        found |= {path.parent for path in event_files(Path(folder))}
     runs = []
     for folder in sorted(found):
         episodes = episodes_of(folder)
@@ -181,11 +200,17 @@ def on_grid(points: list[np.ndarray], means: list[np.ndarray]) -> tuple[np.ndarr
     return grid, np.array(rows)
 
 
-def band(runs: list[Run], axis: str) -> np.ndarray:
-    """x, mean and standard deviation over the runs, [3, points], against "steps" or "seconds"."""
-    points = [getattr(run, axis) for run in runs]
-    grid, rows = on_grid(points, [run.means for run in runs])
-    return np.stack([grid, rows.mean(0), rows.std(0)])
+def mean_and_deviation(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation over axis 0, that of a sample; nan for a single row."""
+    if len(rows) == 1:
+        return rows[0], np.full_like(rows[0], np.nan)
+    return rows.mean(0), rows.std(0, ddof=1)
+
+
+def around_mean(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Line, lower and upper border of the band of a curve from [runs, points]."""
+    mean, deviation = mean_and_deviation(rows)
+    return mean, mean - deviation, mean + deviation
 
 
 def write_curves(path: Path, curves: dict) -> None:
@@ -195,9 +220,12 @@ def write_curves(path: Path, curves: dict) -> None:
         lines.writerow(["env_id", "curve", "axis", "x", "mean", "deviation", "runs"])
         for key, runs in curves.items():
             for axis in AXES:
-                for point in band(runs, axis).T:
-                    numbers = [f"{value:.6g}" for value in point]
-                    lines.writerow(list(key) + [axis] + numbers + [len(runs)])
+                grid, rows = on_grid(
+                    [getattr(run, axis) for run in runs], [run.means for run in runs]
+                )
+                for x, mean, deviation in zip(grid, *mean_and_deviation(rows)):
+                    spread = "" if np.isnan(deviation) else f"{deviation:.6g}"
+                    lines.writerow([*key, axis, f"{x:.6g}", f"{mean:.6g}", spread, len(runs)])
 
 
 def table(curves: dict, window: int) -> str:
@@ -208,37 +236,118 @@ def table(curves: dict, window: int) -> str:
         ends = np.array([run.means[-1] for run in runs])
         steps = np.mean([run.steps[-1] for run in runs])
         seconds = np.mean([run.seconds[-1] for run in runs])
-        value = f"{ends.mean():.5g} ± {ends.std():.2g}"
+        mean, deviation = mean_and_deviation(ends)
+        value = f"{mean:.5g}" + f" ± {deviation:.2g}" * (len(runs) > 1)
         lines.append(
             f"| {env_id} | {label} | {len(runs)} | {steps:.0f} | {seconds:.0f} | {value} |"
         )
     return "\n".join(lines)
 
 
-def draw(path: Path, curves: dict, window: int) -> None:
-    """Two pictures per environment, against steps and against seconds, which say what they show.
-    SystemExit without matplotlib."""
-    try:
-        import matplotlib
-    except ModuleNotFoundError:
-        done = "curves.csv and table.md are written"
-        raise SystemExit(f"curves.png needs matplotlib: pip install matplotlib ({done})") from None
+class Look(NamedTuple):
+    """What a picture shows beside its curves."""
+
+    ylabel: str = "return"
+    title: str = ""  # of a picture with one panel that has no name
+    note: str = ""  # below
+    lines: tuple[tuple[float, str, str | None], ...] = ()  # (height, name, panel or None: all)
+    is_log: bool = False  # logarithmic steps and seconds
+
+
+def draw_curve(
+    axis: Any, runs: list, x: str, unit: float, band: Callable, colour: str, style: str
+) -> float:
+    """Draws a line and its band from the step or second on at which all runs have a mean. Returns
+    the line's last value."""
+    grid, rows = on_grid([getattr(run, x) for run in runs], [run.means for run in runs])
+    line, low, high = band(rows)
+    axis.plot(grid / unit, line, color=colour, linestyle=style, linewidth=1.6)
+    axis.fill_between(grid / unit, low, high, color=colour, alpha=0.18, linewidth=0)
+    return line[-1]
+
+
+def name_curves(axis: Any, ends: dict[str, float], styles: dict[str, tuple[str, str]]) -> None:
+    """Names beside the right border, each as near as it may be to the end of its curve."""
+    low, high = axis.get_ylim()
+    gap = 0.075 * (high - low)
+    order = sorted(ends, key=ends.get)
+    places = [low - gap]
+    for label in order:
+        places.append(max(ends[label], places[-1] + gap))
+    for k, label in enumerate(order):
+        most = high - gap * (len(order) - 1 - k)
+        height = (min(places[k + 1], most) - low) / (high - low)
+        colour, style = styles[label]
+        look = dict(color=colour, transform=axis.transAxes)
+        axis.plot([1.02, 1.07], [height] * 2, linestyle=style, linewidth=1.6, clip_on=False, **look)
+        axis.text(1.085, height, label, va="center", fontsize=8.5, **look)
+
+
+def draw_lines(axis: Any, panel: str, look: Look, is_named: bool) -> None:
+    """Horizontal lines, named at one end."""
+    for height, name, of_panel in look.lines:
+        if of_panel not in (None, panel):
+            continue
+        axis.axhline(height, color="black", linewidth=0.8, linestyle=":")
+        if is_named:
+            at, dy, ha, va = (0.01, 1, "left", "bottom") if look.is_log else (1, -3, "right", "top")
+            places = dict(xycoords=("axes fraction", "data"), textcoords="offset points")
+            axis.annotate(name, (at, height), (0, dy), **places, fontsize=7.5, ha=ha, va=va)
+
+
+def draw(path: Path, curves: dict[tuple[str, str], list], band: Callable, look: Look) -> None:
+    """A picture with two axes per panel, steps and seconds. `curves` has (panel, label) -> runs;
+    `band` makes line, lower and upper border of [runs, points]."""
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    envs = list(dict.fromkeys(env_id for env_id, _ in curves))
-    size = 10, 3.5 * len(envs)
-    figure, axes = pyplot.subplots(len(envs), 2, squeeze=False, figsize=size, layout="constrained")
-    for (env_id, label), runs in curves.items():
-        for axis, name in zip(axes[envs.index(env_id)], AXES):
-            grid, mean, deviation = band(runs, name)
-            (line,) = axis.plot(grid, mean, label=f"{label}, runs: {len(runs)}")
-            colour = line.get_color()
-            axis.fill_between(grid, mean - deviation, mean + deviation, color=colour, alpha=0.2)
-            axis.set(xlabel=name, ylabel="return", title=env_id)
-            axis.legend(fontsize=8)
-    note = f"mean and standard deviation over runs of the last {window} episodes' mean return"
-    figure.supxlabel(note, fontsize=8)
+    panels = list(dict.fromkeys(panel for panel, _ in curves))
+    labels = list(dict.fromkeys(label for _, label in curves))
+    styles = {}
+    for k, label in enumerate(labels):
+        styles[label] = COLOURS[k % len(COLOURS)], "-" if k < len(COLOURS) else "--"
+    beside_each_other = 1 if len(panels) <= 3 else 2
+    num_rows = -(-len(panels) // beside_each_other)
+    width = 9.6 if len(panels) == 1 else 7.6 * beside_each_other
+    size = width, 3.7 if num_rows == 1 else 2.5 * num_rows + 0.7
+    figure, axes = pyplot.subplots(
+        num_rows, 2 * beside_each_other, figsize=size, layout="constrained", squeeze=False
+    )
+    pairs = axes.reshape(-1, 2)
+    for axis in pairs[len(panels) :].flat:
+        axis.set_visible(False)
+    for panel, (left, right) in zip(panels, pairs):
+        own = {label: runs for (name, label), runs in curves.items() if name == panel}
+        longest = max(run.seconds[-1] for runs in own.values() for run in runs)
+        units = {"steps": 1000, "seconds": 60 if longest > 100 else 1}
+        right.sharey(left)
+        for axis, (x, unit) in zip((left, right), units.items()):
+            ends = {}
+            for label, runs in own.items():
+                ends[label] = draw_curve(axis, runs, x, unit, band, *styles[label])
+            axis.set(xlabel=UNITS[unit])
+            if look.is_log:
+                axis.set_xscale("log")
+                axis.xaxis.set_major_formatter("{x:g}")
+            axis.grid(alpha=0.25, linewidth=0.6)
+            axis.spines[["top", "right"]].set_visible(False)
+            draw_lines(axis, panel, look, axis is right)
+        left.set(ylabel=look.ylabel)
+        left.set_title(panel or look.title, loc="left", fontsize=10)
+        right.tick_params(labelleft=False)
+    if len(panels) == 1:
+        name_curves(pairs[0, 1], ends, styles)
+    elif len(labels) > 1:
+        handles = []
+        for label, (colour, style) in styles.items():
+            handles.append(pyplot.Line2D([], [], color=colour, linestyle=style, label=label))
+        fit = 130 // (max(map(len, labels)) + 8)  # labels side by side
+        ncols = max(1, min(4, fit, len(labels)))
+        place = dict(loc="outside upper center", frameon=False, fontsize=9)
+        figure.legend(handles=handles, ncols=ncols, **place)
+    figure.supxlabel("\n".join(textwrap.wrap(look.note, int(16 * width))), fontsize=7.5)
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
 
@@ -251,7 +360,12 @@ def main(args: Args) -> None:
     text = table(curves, args.episodes)
     (out / "table.md").write_text(text + "\n")
     print(text)
-    draw(out / "curves.png", curves, args.episodes)
+    counts = dict.fromkeys(str(len(runs)) for runs in curves.values())
+    note = (
+        f"Lines: mean over runs of the mean return of the last {args.episodes} episodes; bands: "
+        f"standard deviation over runs. Runs of a curve: {', '.join(counts)}."
+    )
+    draw(out / "curves.png", curves, around_mean, Look(note=note))
     print(f"in {out}: curves.csv, curves.png, table.md")
 
 

@@ -10,8 +10,9 @@ takes several stay together, and are in quotes where there are more such: --hidd
 
 Each run has a folder in --run-dir, with its stdout.txt and stderr.txt, and one thread, on cores of
 its own where the system can. Ctrl-C stops all. The same command goes on from there: what is
-finished is not run again, the others resume from their last checkpoint. Exit code: 0 all is
-finished, 1 a run failed, 130 interrupted.
+finished is not run again, the others resume from their last checkpoint; those of a script
+NAME_mini.py, which has none, begin again. Exit code: 0 all is finished, 1 a run failed, 130
+interrupted.
 """
 
 import contextlib
@@ -19,9 +20,11 @@ import ctypes
 import hashlib
 import importlib.util
 import itertools
+import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -51,10 +54,58 @@ class Job(NamedTuple):
     cwd: Path | None = None  # where it runs; None: here
 
 
+# ---- Runs ----
+def split(words: list[str]) -> tuple[list[str], list[list[str]]]:
+    """(what stands before the first flag, flags as "--a-b" with their values)."""
+    before = []
+    flags = []
+    for word in words:
+        if re.match(r"--[A-Za-z]", word):
+            name, *value = word.split("=", 1)
+            flags.append([name.replace("_", "-"), *value])
+        else:
+            (flags[-1] if flags else before).append(word)
+    return before, flags
+
+
+def in_order(before: list[str], flags: list[list[str]]) -> list[str]:
+    """The words of a command, its flags in alphabetical order."""
+    return before + sum(sorted(flags, key=lambda flag: flag[0]), [])
+
+
+def key_of(name: str, words: list[str], env_id: str, seed: int | str) -> str:
+    """NAME_ENV_sSEED_HASH; the hash is that of a command whose flags are in order, environment and
+    seed."""
+    digest = hashlib.sha256(json.dumps([words, env_id, seed]).encode()).hexdigest()[:8]
+    env = re.sub(r"[^\w.-]", "-", env_id.split(":")[-1]) or "default"
+    return f"{name}_{env}_s{seed}_{digest}"
+
+
+def mini_of(command: list[str]) -> int | None:
+    """Where in `command` a script NAME_mini.py is, which has neither --run-dir nor --resume and
+    writes to `runs` in the current folder; None if there is none."""
+    places = [i for i, word in enumerate(command) if word.endswith("_mini.py")]
+    return places[0] if places else None
+
+
+def job_of(
+    key: str, command: list[str], folder: Path, about: str = "", cwd: Path | None = None
+) -> Job:
+    """A job whose script writes into `folder`: with --run-dir, or started there."""
+    at = mini_of(command)
+    if at is None:
+        return Job(key, [*command, "--run-dir", str(folder)], folder, about, cwd)
+    own = list(command)
+    own[at] = str(Path(cwd or ".").absolute() / command[at])
+    return Job(key, own, folder.absolute(), about, folder.absolute())
+
+
 # ---- Processes ----
 def start(job: Job, cores: list[int]) -> subprocess.Popen:
     """The job in a process group of its own, so that Ctrl-C does not reach it before this process
-    does."""
+    does. What a stopped run has left is deleted, unless it can resume."""
+    if "--resume" not in job.command:
+        shutil.rmtree(job.folder, ignore_errors=True)
     job.folder.mkdir(parents=True, exist_ok=True)
     parent = os.getpid()
     prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
@@ -68,9 +119,9 @@ def start(job: Job, cores: list[int]) -> subprocess.Popen:
                 os._exit(1)
 
     env = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    if "PYTHONPATH" in env:  # its folders are those of this process, wherever the job runs
-        paths = filter(None, env["PYTHONPATH"].split(os.pathsep))
-        env["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, paths))
+    if job.cwd is not None:  # modules are found as they are here
+        paths = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))
+        env["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, [*paths, "."]))
     out = job.folder / "stdout.txt"
     with open(out, "wb") as stdout, open(out.with_name("stderr.txt"), "wb") as stderr:
         return subprocess.Popen(
@@ -137,20 +188,24 @@ class Running:
 
 
 def work(
+    where: str,
     jobs: list[Job],
-    workers: int,
+    is_finished: Callable[[Job], bool],
     ended: Callable[[Job, int, float], None],
+    workers: int,
     seconds: float = math.inf,
-) -> tuple[int, list[Job], list[Job]]:
-    """Runs the jobs, `workers` at a time; calls `ended` with a job, its exit code and the time at
-    which it began. (exit code, jobs that failed, jobs that are left)"""
+) -> int:
+    """Runs the jobs that are not finished, `workers` at a time, and says what became of them; calls
+    `ended` with a job, its exit code and the time at which it began. Returns the exit code."""
+    queue = [job for job in jobs if not is_finished(job)]
+    done = len(jobs) - len(queue)
+    print(f"{len(jobs)} runs in {where}, {done} are finished already", flush=True)
     cores = []
     if hasattr(os, "sched_getaffinity"):
         cores = sorted(os.sched_getaffinity(0))
     deadline = time.monotonic() + seconds
     tqdm.monitor_interval = 0  # its thread would be in the way of preexec_fn
-    total = bar(tqdm, total=len(jobs), desc="all runs", unit="run", mininterval=1)
-    queue = list(jobs)
+    total = bar(tqdm, total=len(queue), desc="all runs", unit="run", mininterval=1)
     failed = []
     running = {}  # slot -> Running
     signals = []  # noted, so that no run is lost while it starts
@@ -177,24 +232,18 @@ def work(
             run.bar.close()
         total.close()
     left = [run.job for run in running.values()] + queue
-    code = INTERRUPTED * bool(signals) or FAILED * bool(failed) or LEFT * bool(left)
-    return code, failed, left
+    for job in failed:
+        last = tail(job.folder / "stderr.txt").strip().rpartition("\n")[2]
+        print(f"FAILED {job.key}: {last}")
+    print(f"{where}: {len(left)} runs are left, {len(failed)} failed")
+    return INTERRUPTED * bool(signals) or FAILED * bool(failed) or LEFT * bool(left)
 
 
 # ---- The command ----
 def words_of(argv: list[str]) -> tuple[list[str], dict[str, list[str]]]:
     """(what stands before the first flag, flag -> its values), the names of flags with "_"."""
-    before = []
-    flags = {}
-    values = before
-    for word in argv:
-        if re.match(r"--[A-Za-z]", word):
-            name, equals, value = word[2:].partition("=")
-            values = [value] * bool(equals)
-            flags[name.replace("-", "_")] = values
-        else:
-            values.append(word)
-    return before, flags
+    before, flags = split(argv)
+    return before, {name[2:].replace("-", "_"): values for name, *values in flags}
 
 
 def load(name: str) -> tuple[Path, ModuleType]:
@@ -227,7 +276,10 @@ def choices(name: str, values: list[str], kind: Any) -> list[list[str]]:
 def jobs_of(name: str, flags: dict[str, list[str]]) -> tuple[list[Job], list[str]]:
     """The jobs, and the flags that have several values. SystemExit for an unknown flag."""
     path, script = load(name)
-    hints = typing.get_type_hints(script.Args) | typing.get_type_hints(flags_of(script))
+    is_mini = mini_of([path.name]) is not None
+    hints = typing.get_type_hints(script.Args)
+    if not is_mini:
+        hints |= typing.get_type_hints(flags_of(script))
     grid = []
     for flag, values in flags.items():
         if flag in OWN:
@@ -240,13 +292,11 @@ def jobs_of(name: str, flags: dict[str, list[str]]) -> tuple[list[Job], list[str
     for seed, *words in itertools.product(flags["seeds"], *grid):
         command = sum(words, [])
         env_id = dict(zip(command, command[1:])).get("--env-id", script.Args.env_id)
-        env_name = re.sub(r"[^\w.-]", "-", env_id.split(":")[-1])
-        digest = hashlib.sha256("\n".join(command).encode()).hexdigest()[:6]
-        key = f"{path.stem}_{env_name}_s{seed}_{digest}"
-        folder = Path(flags["run_dir"][0], key)
-        own = ["--seed", seed, "--run-dir", str(folder), "--resume", "auto"]
+        key = key_of(path.stem, in_order(*split([path.name, *command])), env_id, seed)
+        resume = [] if is_mini else ["--resume", "auto"]
         about = " ".join(sum((words[k] for k in several), []))
-        jobs.append(Job(key, [sys.executable, str(path), *command, *own], folder, about))
+        own = [sys.executable, str(path), *command, "--seed", seed, *resume]
+        jobs.append(job_of(key, own, Path(flags["run_dir"][0], key), about))
     if len({job.key for job in jobs}) < len(jobs):
         raise SystemExit("the same run would be made twice: a value or a seed is given twice")
     return jobs, [grid[k][0][0][2:] for k in several]
@@ -263,20 +313,14 @@ def main(argv: list[str]) -> int:
         raise SystemExit(__doc__)
     flags = OWN | given
     jobs, names = jobs_of(scripts[0], flags)
-    queue = [job for job in jobs if not is_finished(job)]
-    print(
-        f"{len(jobs)} runs in {flags['run_dir'][0]}, {len(jobs) - len(queue)} are finished already"
-    )
 
     def ended(job: Job, code: int, began: float) -> None:
         (job.folder / "exit_code").write_text(str(code))
 
-    code, failed, left = work(queue, int(flags["workers"][0]), ended)
-    for job in failed:
-        print(f"FAILED {job.key}: {tail(job.folder / 'stderr.txt').strip().splitlines()[-1:]}")
-    print(f"{len(left)} runs are left, {len(failed)} failed")
+    where = flags["run_dir"][0]
+    code = work(where, jobs, is_finished, ended, int(flags["workers"][0]))
     by = " --by " * bool(names) + " ".join(names)
-    print(f"curves: python -m cleanrl_graph.services.plot {flags['run_dir'][0]}{by}")
+    print(f"curves: python -m cleanrl_graph.services.plot {where}{by}")
     return code
 
 

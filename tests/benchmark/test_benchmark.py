@@ -29,6 +29,7 @@ from torch.utils.tensorboard import SummaryWriter
 ROOT = Path(__file__).parents[2]
 BENCHMARK = ROOT / "benchmark"
 sys.path[:0] = [str(BENCHMARK), *(str(BENCHMARK / name) for name in ("speed", "peers", "pogema"))]
+import beside  # noqa: E402
 import cp_sat  # noqa: E402
 import dag_schedule  # noqa: E402
 import film  # noqa: E402
@@ -44,7 +45,9 @@ import run  # noqa: E402
 import schedules  # noqa: E402
 import scores  # noqa: E402
 import tables  # noqa: E402
+import third_party  # noqa: E402
 import vertex_cover  # noqa: E402
+import zoo  # noqa: E402
 
 from cleanrl_graph.envs.pogema import PogemaEnv, map_text  # noqa: E402
 from cleanrl_graph.services import sweep  # noqa: E402
@@ -237,7 +240,7 @@ def test_runs_of_small_scripts(tmp_path, monkeypatch, capsys):
 def test_a_failed_run_is_recorded_and_the_others_go_on(tmp_path, capsys):
     script = fake(tmp_path, "sys.exit('no such luck' if '--seed 1' in ' '.join(sys.argv) else 0)")
     args = arguments(tmp_path, [f"fake={script}"])
-    assert run.main(args) == run.FAILED
+    assert run.main(args) == sweep.FAILED
     first, second = run.all_runs(args)
     settings = tables.runs_of(tmp_path / "results/t")[first.key]
     assert settings["exit_code"] == 1 and settings["stderr"][-1] == "no such luck"
@@ -565,18 +568,6 @@ def test_figures_of_a_table(results):
     assert found == ["40.0", "300", "", "not in 300"]
 
 
-def test_greedy_returns_of_each_group(results):
-    """A column for each group of eval.csv; a number stands for the task or skill of that number."""
-    args = report_args(results)
-    found = report.load_all(args)[0]
-    tasks, skills = "task_0 task_0 task_1 task_1".split(), "z_0 z_0 z_1 z_1".split()
-    for columns in ({"group": tasks}, {"task": tasks, "group": list("abab")}, {"group": skills}):
-        settings = found.settings | {"eval": {"return": [1.0, 2, 5, 6], **columns}}
-        figures = report.stats(found._replace(settings=settings), args)
-        assert [figures[name] for name in ("greedy", "greedy 0", "greedy 1")] == [3.5, 1.5, 5.5]
-    assert not [name for name in report.stats(found, args) if "greedy " in name]
-
-
 def test_means():
     """The interquartile one as scipy has it; the bootstrap interval of that of three seeds (their
     mean) lies between them. Rows that stand for several episodes weigh that much; a window is at
@@ -598,26 +589,6 @@ def test_means():
     assert (values.mean(0) < high).all()
 
 
-@pytest.mark.parametrize("folder", ["", "../"])
-def test_aggregate_and_columns_beside(results, folder):
-    """From a csv of the table, or from one of several tables."""
-    name, other = ("table,", "u,A,rule,0.9") if folder else ("", "")
-    own, place = "t," * bool(folder), results / "t" / folder
-    beside = f"{name}panel,label,published\n{own}A,ours,0.5\n{own}A,rule,0.7\n{other}\n"
-    (place / "beside.csv").write_text(beside)
-    (place / "bounds.csv").write_text(f"{name}panel,low,high\n{own}A,0,1000\n{own}B,-1000,1000\n")
-    files = dict(beside=f"{folder}beside.csv", bounds=f"{folder}bounds.csv")
-    args = report_args(results, **files, columns=("final",))
-    header, *rows = report.table(groups_of(args), args)
-    rows = [dict(zip(header, row)) for row in rows]
-    found = [(row["task"], row["system"], row["published"]) for row in rows]
-    expected = [("A", "ours", "0.5"), ("B", "ours", ""), ("A", "peer", ""), ("A", "rule", "0.7")]
-    assert found == expected
-    scores = [0.255, 0.51, 0.765, 0.6275, 0.755, 0.8825]  # means of all returns: 255, 510, 765
-    header, row = report.aggregate(groups_of(args), args)
-    assert row == ["ours", "2", f"{np.mean(scores):.3f}", f"{np.mean(sorted(scores)[1:5]):.3f}"]
-
-
 def test_files_of_a_table(results):
     """Without a picture the report needs no package beside those of the scripts."""
     report.main(report_args(results, target=600.0))
@@ -633,14 +604,20 @@ def test_files_of_a_table(results):
     assert (results / "t" / "table.png").stat().st_size > 10_000
 
 
-def test_pattern_without_runs(results):
-    """An error, but with --skip. OTHER/PATTERN takes the runs of the table OTHER."""
+def test_pattern_without_runs(results, monkeypatch):
+    """An error, but with --skip. OTHER/PATTERN takes the runs of the table OTHER; where this one
+    was not made anew, too, they are the committed ones. Its own runs never are."""
     args = dataclasses.replace(report_args(results), table="new", systems=("B|ours=t/ours_B*",))
     assert [found.seed for found in report.load_all(args)] == ["1", "2", "3"]
     args.systems += ("A|ours=ours_A*",)
     with pytest.raises(ValueError, match="new: no finished run matches ours_A"):
         report.load_all(args)
     assert len(report.load_all(dataclasses.replace(args, skip=True))) == 3
+    monkeypatch.setattr(tables, "COMMITTED", results)
+    anew = dataclasses.replace(args, results=str(results / "anew"), systems=args.systems[:1])
+    assert len(report.load_all(anew)) == 3
+    with pytest.raises(ValueError, match="t: no finished run matches ours_B"):
+        report.load_all(dataclasses.replace(anew, table="t", systems=("ours_B*",)))
 
 
 # ---- schedules.py and job_shop.py ----
@@ -735,27 +712,6 @@ def test_a_model_of_job_shops(tmp_path):
     assert len(ratios) == 10 and abs(np.mean(ratios) - 1) < 0.01
 
 
-@pytest.mark.parametrize("family", schedules.FAMILIES)
-def test_families_of_job_shops(family):
-    """Ten instances that differ; what the family says of times and routes holds for each."""
-    found = schedules.instances_of(f"{family}12x6")
-    assert len({instance["times"].tobytes() for instance in found.values()}) == 10
-    for instance in found.values():
-        times, machines = instance["times"], instance["machines"]
-        assert times.shape == (12, 6) and times.min() >= 1
-        assert (np.sort(machines, axis=1) == np.arange(6)).all()
-        by_machine = np.take_along_axis(times, machines.argsort(axis=1), axis=1)
-        for holds, families in [
-            ((machines == machines[0]).all(), ["flow"]),
-            ((machines[:, :3] < 3).all(), ["flow", "halves", "slowhalves"]),
-            (np.ptp(times, axis=1).max() <= 20, ["perjob"]),
-            (np.ptp(by_machine, axis=0).max() <= 20, ["permachine"]),
-            (times.min() >= 50, ["narrow"]),
-            (times.max() > 400, ["wide"]),
-        ]:
-            assert holds == (family in families)
-
-
 def test_gaps_of_job_shops(tmp_path, monkeypatch):
     """Groups that were played as a whole have a mean over instances and seeds; the best of 16 among
     32 is the mean of two; the solver, the rules and the published rows stand beside them."""
@@ -812,61 +768,7 @@ def test_gaps_of_job_shops(tmp_path, monkeypatch):
     assert found == ["10.000", "20.000", "5.000", "2.000", "15.000"]
 
 
-def test_plot_of_job_shops():
-    """Its points are means of the table over whole groups and the seeds that played them, against
-    their share of the seconds."""
-    rows, row = [], {"name": "quick", "suite": "l", "temperature": ""}
-    best = {name: job_shop.job_shop.load_instance(name)[2] for name in ("ta01", "ta02")}
-    for name, known in best.items():
-        own = row | {"instance": name, "samples": "0", "seconds": "2", "cost": 1.1 * known}
-        rows += [own | {"seed": seed, "costs": str(own["cost"])} for seed in "12"]
-        own |= {"seed": "1", "samples": "8", "seconds": "20", "cost": 1.05 * known}
-        rows.append(own | {"costs": " ".join([str(own["cost"])] * 8)})
-    rows.append(rows[2] | {"temperature": "0.5"})  # not the whole group
-    points = job_shop.points_of(rows, list(best))
-    flat = {label: np.round(np.array(found), 6).tolist() for label, found in points.items()}
-    assert flat == {
-        "quick, greedy": [[2, 10, 2]],
-        "quick, best of 4, 8, ...": [[10, 5, 1], [20, 5, 1]],
-    }
-
-
-# ---- flexible_job_shop.py and cp_sat.py ----
-def test_gaps_of_flexible_job_shops(tmp_path):
-    """The means over instances and seeds stand beside the rules, the solver and the published
-    figures."""
-    folder = tmp_path / "flexible_job_shop_suites"
-    (folder / "runs").mkdir(parents=True)
-    args = flexible_job_shop.Args(results=str(tmp_path))
-    with pytest.raises(SystemExit, match="no suite has been played"):
-        flexible_job_shop.main(args)
-    published = (BENCHMARK / "results/flexible_job_shop_suites/published.csv").read_text()
-    (folder / "published.csv").write_text(published)
-    rules = {"MWKR": [110, 220], "active MWKR": [120, 220]}
-    known = {"instance": list("ab"), "best_known": [100, 200]}
-    greedy = ("greedy-mk", "greedy")
-    for seed, (name, column) in ((1, greedy), (2, greedy), (1, ("samples-mk", "best of 4"))):
-        costs = {column: [100 + 4 * seed, 200]}
-        leave(folder / "runs", name, seed, **known, **costs, **rules)
-    (tmp_path / "cp_sat").mkdir()
-    (tmp_path / "cp_sat" / "FlexibleJobShop-v0.csv").write_text(
-        "suite,seconds,workers,makespan,best_known,version\nmk,1.0,1,130,100,9\nmk,10.0,1,,100,9\n"
-    )
-    flexible_job_shop.main(args)
-    text = (folder / "table.md").read_text()
-    for line in [
-        "| **ppo_graph.py greedy, mean of 2 seeds** | 3.0 |",
-        "| ppo_graph.py greedy, seed 2 | 4.0 |",
-        "| ppo_graph.py best of 4, one seed of an earlier training | 2.0 |",
-        "| MWKR, active | 15.0 |",
-        "| MWKR, nondelay | 10.0 |",
-        "| CP-SAT 9, 1 s, 1 worker | 30.0 |",
-        "| DANIEL greedy [e] | 11.8 | 16.4 | 11.3 | 3.3 |",
-    ]:
-        assert line in text
-    assert "10 s" not in text and "0123456" not in text
-
-
+# ---- cp_sat.py ----
 def test_cp_sat_goes_on(tmp_path, monkeypatch):
     """What the csv holds is not solved again; an instance without a solution has no makespan."""
     solved = []
@@ -909,82 +811,76 @@ def test_cp_sat_solves():
                 assert all(end <= start for (_, end), (start, _) in zip(rows, rows[1:]))
 
 
-# ---- dag_schedule.py ----
-def test_table_of_rules_and_policies(tmp_path, monkeypatch):
-    """What is played once gives the costs of the rules, other jobs the exponent, and the runs give
-    ours."""
-    played = []
-
-    def play_rule(rule, alpha, workload, **kwargs):
-        played.append((rule, alpha, workload))
-        cost = {"random": 150.0, "fair": 102.0}.get(rule, 100.0)
-        return cost + 10 * abs(alpha + 0.5) + workload % 1000
-
-    monkeypatch.setattr(dag_schedule, "play_rule", play_rule)
-    args = dag_schedule.Args(results=str(tmp_path), episodes=2, alphas=(-1.0, -0.5, 0.0))
-    dag_schedule.main(args)
-    tuned = {row[2] for row in played if row[:2] == ("weighted fair", 0.0)}
-    assert tuned == {1000, 1001}
-    assert {workload for *_, workload in played} == {0, 1, 1000, 1001}
-    played.clear()
-    folder = tmp_path / "dag_schedule"
-    for seed, cost in enumerate((80, 90, 100)):
-        failed = {"exit_code": int(seed == 2)}
-        leave(folder / "runs", "batch", seed, failed, greedy=[cost, cost + 1])
-    dag_schedule.main(args)
-    assert not played
-    text = (folder / "table.md").read_text()
-    assert "| batch | **ppo_x.py, greedy** | 85.5 ± 5.0 | -14.9 | 80.5, 90.5 |" in text
-    assert "| batch | weighted fair, alpha -0.5 (tuned) | 100.5 ± " in text
-    assert "| continuous | weighted fair, alpha -1 | " in text
-    assert "| continuous | **ppo_x.py" not in text and "0123456" not in text
+# ---- bash benchmark/NAME.sh --out DIR ----
+TINY = """#!/bin/bash
+# A table of one run.
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+"$PYTHON" benchmark/run.py --table tiny --seeds 1 --workers 1 "$@" --commands "fake=fake.py"
+"$PYTHON" benchmark/report.py --table tiny --columns steps final --no-plot
+"""
+FAKE = """import os, sys
+from torch.utils.tensorboard import SummaryWriter
+with SummaryWriter(sys.argv[sys.argv.index("--run-dir") + 1]) as writer:
+    for step in (1, 2):
+        writer.add_scalar("charts/episodic_return", float(os.environ["RETURN"]), step)
+        writer.add_scalar("charts/episodic_length", 1, step)
+"""
 
 
-# ---- vertex_cover.py and graph_context.py ----
-def test_table_of_vertex_covers(tmp_path):
-    """Means over graphs, then over seeds; gaps are to the solver's covers of 20 nodes."""
-    folder = tmp_path / "vertex_cover"
-    args = vertex_cover.Args(plot=False, results=str(tmp_path))
-    with pytest.raises(SystemExit, match="no model has been played"):
-        vertex_cover.main(args)
-    for seed in (1, 2):
-        leave(folder / "runs", "train", seed, greedy=[9.0])
-        costs = {"greedy": [5.0 + seed, 6.0 + seed], "best of 16": [5.0, 5.0]}
-        leave(folder / "runs", "nodes20", seed, **costs)
-        leave(folder / "runs", "nodes60", seed, greedy=[50.0 * seed])
-    lines = ["nodes,instance,cost,optimum,seconds", "20,0,5.0,1,1.0", "200,0,40.0,0,1.0"]
-    (folder / "solver.csv").write_text("\n".join(lines) + "\n")
-    vertex_cover.main(args)
-    text = (folder / "table.md").read_text()
-    assert "| **ppo_graph.py greedy, mean of 2 seeds** | 7.000 | 75.000 |  | 40.0 |" in text
-    assert "| **ppo_graph.py best of 16, mean of 2 seeds** | 5.000 |  |  | 0.0 |" in text
-    assert "| ppo_graph.py greedy, seed 2 | 7.500 | 100.000 |  | 50.0 |" in text
-    assert "| GraphSAGE, the guide | 5.820 |  |  | 16.4 |" in text
-    assert "proved to be the best: 1 of 20 nodes, 0 of 60 nodes, 0 of 200 nodes." in text
-    assert "| greedy rule: least weight for an uncovered edge | 5.557 | 16.296 | 54.270 |" in text
+def test_a_table_is_made_anew_beside_the_committed_one(tmp_path):
+    """--out DIR, a relative path from any folder, leaves benchmark/results as it is, runs all of
+    the table, says what stands in both, and goes on from what is in DIR."""
+    copy = tmp_path / "clone" / "benchmark"
+    copy.mkdir(parents=True)
+    for name in ("setup.sh", *(path.name for path in BENCHMARK.glob("*.py"))):
+        shutil.copy(BENCHMARK / name, copy)
+    (copy / "tiny.sh").write_text(TINY)
+    (tmp_path / "clone" / "fake.py").write_text(FAKE)
+
+    def make(words, value):
+        env = os.environ | {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "RETURN": value}
+        call = ["bash", str(copy / "tiny.sh"), *words]
+        done = subprocess.run(call, cwd=tmp_path, env=env, capture_output=True, text=True)
+        return done.returncode, done.stdout, done.stderr
+
+    code, said, _ = make([], "3")
+    assert code == 0 and "yours" not in said
+    committed = {path: path.read_bytes() for path in copy.rglob("results/**/*") if path.is_file()}
+    for words in (["--out", "mine", "--seeds", "1"], ["--out=mine"]):
+        code, said, _ = make(words, "4")
+        assert code == 0 and f"{tmp_path}/mine/tiny/table.md, committed: {copy}" in said
+        rows = said[said.index("| | system |") :].split("\n")
+        assert rows[1:3] == [
+            "| committed | fake | 1 | 2 | 3.000 |",
+            "| yours | fake | 1 | 2 | 4.000 |",
+        ]
+    assert "1 runs in tiny, 1 are finished already" in said
+    assert {path: path.read_bytes() for path in committed} == committed
+    assert {path.name for path in (tmp_path / "mine").iterdir()} == {"runs", "tiny"}
+    for words in (["--out"], ["--out", "a b"]):
+        code, _, error = make(words, "4")
+        assert code == 2 and "--out" in error
 
 
-def test_table_of_graph_context(tmp_path):
-    """Figures without the flag are those of other tables, of a suite gaps to the best known."""
-    args = graph_context.Args(results=str(tmp_path))
-    with pytest.raises(SystemExit, match="nothing has run"):
-        graph_context.main(args)
-    own = tmp_path / "graph_context" / "runs"
-    leave(tmp_path / "ppo_lstm_sparse" / "runs", "per_node", 1, **{"return": [0.5, 0.7]})
-    leave(own, "explore", 1, **{"return": [0.8]})
-    maps = "grid4x4 ingolstadt21 cologne3 cologne8 ingolstadt7 arterial4x4".split()
-    maps = [f"{name} 1" for name in maps]
-    leave(tmp_path / "traffic" / "runs", "unseen", 1, instance=maps, greedy=[1, 3, 1, 1, 1, 1])
-    leave(own, "unseen", 1, instance=maps, greedy=[1, 6, 1, 1, 1, 1])
-    leave(own, "jobs", 1, greedy=[11.0, 12.0], best_known=[10, 10])
-    for seed, cost in ((1, 13.0), (2, 14.0)):
-        leave(own, "jobs_without", seed, greedy=[cost], best_known=[10])
-    graph_context.main(args)
-    text = (tmp_path / "graph_context" / "table.md").read_text()
-    assert "| GraphExplore-v0 | share of new nodes | 0.600 | 0.6 | 0.800 | 0.8 |" in text
-    assert "four maps, ingolstadt21 | delay, s | 3.000 | 3.0 | 6.000 | 6.0 |" in text
-    assert "| JobShop-v0, la | gap, % | 35.0 ± 5.0 | 30.0, 40.0 | 15.000 | 15.0 |" in text
-    assert "FlexibleJobShop-v0" not in text
+def test_rows_beside_each_other():
+    """Rows meet by the cells before their first number; those of one side stand alone; tables that
+    only the committed text has are left out."""
+    committed = (
+        "# A\n\n| a | b |\n|---|---|\n| x | 1 |\n| y | 2 |\n| 8 | 3 |\n\n# B\n| c |\n|---|\n| 1 |\n"
+    )
+    own = "# A\n| a | b |\n| --- | --- |\n| **x** | 5 |\n| x | 6 |\n| 8 | 7 |\n"
+    assert beside.beside(committed, own) == [
+        "",
+        "A",
+        "| | a | b |",
+        "| committed | x | 1 |",
+        "| yours | x | 6 |",
+        "| committed | y | 2 |",
+        "| committed | 8 | 3 |",
+        "| yours | 8 | 7 |",
+        "| yours | **x** | 5 |",
+    ]
 
 
 # ---- The commands of the tables ----
@@ -1015,10 +911,11 @@ PARTS["stateless_cartpole"] = "ours table"
 @pytest.mark.parametrize("script", SHELL_FILES)
 def test_commands_of_the_shell_files(tmp_path, script):
     """Each is run with an interpreter that only notes what it is given; the flags of all runs
-    exist."""
+    exist, and the committed table is what the report makes of the committed runs."""
     copy, log, python = tmp_path / "benchmark", tmp_path / "log", tmp_path / "python"
     copy.mkdir()
-    shutil.copy(BENCHMARK / f"{script}.sh", copy)
+    for name in (f"{script}.sh", "setup.sh"):
+        shutil.copy(BENCHMARK / name, copy)
     python.write_text(f"""#!{sys.executable}
 import json, pathlib, sys
 if sys.argv[1] != "-":
@@ -1032,8 +929,9 @@ if "quick=" in str(sys.argv):
     python.chmod(0o755)
     pythons = {f"{name}PYTHON": str(python) for name in ("", "PEER_", "TRXL_", "THIRD_PARTY_")}
     own = {"SEEDS": "1", "PARTS": PARTS.get(script, ""), "CLEANRL": "cleanrl"}
-    shown = BENCHMARK / "results" / "speed"  # by speed.sh
-    shutil.copytree(shown, copy / "results" / "speed")
+    for name in ("speed/tables.md", "stateless_cartpole/peers.md"):  # are read
+        (copy / "results" / name).parent.mkdir(parents=True)
+        shutil.copy(BENCHMARK / "results" / name, copy / "results" / name)
     words, env = ["bash", copy / f"{script}.sh"], os.environ | pythons | own
     result = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
@@ -1050,11 +948,13 @@ if "quick=" in str(sys.argv):
         if call[0] == "benchmark/run.py":
             args = tyro.cli(run.Args, args=call[1:])
             for each in run.all_runs(args):
-                is_mini = fingerprint.mini_of(each.command) is not None
+                is_mini = sweep.mini_of(each.command) is not None
                 parses(each.command if is_mini else [*each.command, "--run-dir", "x"])
-        elif re.match(
-            r"benchmark/(report|cp_sat|public_tasks|schedules|vertex_cover|speed/)", call[0]
-        ):
+        elif call[0] == "benchmark/report.py":
+            args = tyro.cli(report.Args, args=call[1:])
+            table = BENCHMARK / "results" / args.table / "table.md"
+            assert report.document(report.groups_of(args), args) == table.read_text()
+        elif re.match(r"benchmark/(cp_sat|public_tasks|schedules|vertex_cover|speed/)", call[0]):
             tyro.cli(importlib.import_module(Path(call[0]).stem).Args, args=call[1:])
 
 
@@ -1069,6 +969,39 @@ def test_rules_of_the_densest_subgraph():
     assert public_tasks.by_new_edges(links, 9, 5) == 5 / 5 == public_tasks.densest(links, 9, 5)
     text = (BENCHMARK / "public_tasks.sh").read_text().replace("\\", "")
     assert f"--env-kwargs '{json.dumps(public_tasks.GRAPH)}'" in text
+
+
+MAKERS = {
+    "dag_schedule": dag_schedule,
+    "flexible_job_shop_suites": flexible_job_shop,
+    "graph_context": graph_context,
+    "vertex_cover": vertex_cover,
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_committed_tables_of_their_own_makers(name, tmp_path):
+    """Each is what its maker writes from the committed runs; without any it says so."""
+    module, committed = MAKERS[name], BENCHMARK / "results"
+    flags = {"plot": False} if name == "vertex_cover" else {}
+    args = module.Args(results=str(tmp_path), **flags)
+    if name != "dag_schedule":
+        with pytest.raises(SystemExit, match="has been played|has run"):
+            module.main(args)
+    for each in (name, "cp_sat"):
+        shutil.copytree(committed / each, tmp_path / each, dirs_exist_ok=True)
+    (tmp_path / name / "table.md").unlink()
+    module.main(args)
+    assert (tmp_path / name / "table.md").read_text() == (committed / name / "table.md").read_text()
+
+
+def test_committed_tables_of_others_environments():
+    found = {each: third_party.rows_of(each, third_party.Args()) for each in third_party.PACKAGES}
+    text = (BENCHMARK / "results" / "third_party" / "table.md").read_text()
+    assert third_party.document(found, third_party.Args()) == text
+    rows = tables.read(BENCHMARK / "results" / "zoo" / "ids.csv")
+    text = (BENCHMARK / "results" / "zoo" / "table.md").read_text()
+    assert zoo.document(rows).split() == text.split()
 
 
 def test_flags_of_the_speed_tables():
@@ -1092,7 +1025,6 @@ TRIES = {
     "sps": "--total-timesteps 256 --rounds 1 --num-envs 2 --gnn-dim 8 --peer-python PEER",
     "scaling": "--scripts ppo_graph --milliseconds 0.1 --seconds 0.1 --num-envs 4 --rounds 1",
     "async": "--cases 0.1 --rounds 1 --num-updates 2 --systems ppo_graph thread --curve-steps 0",
-    "policy": "--batches 0 2 --num-steps 2 --rounds 1 --jobs 2",
     "threads": "--threads 1 --networks small --num-envs 2 --repeats 1",
     "compile": "--cases CartPole-v1 --repeats 1 --rounds 1 --scale 0.05 --mode none",
 }
@@ -1235,24 +1167,6 @@ def test_scores_are_played_once(short_suites, tmp_path, monkeypatch):
     monkeypatch.setattr(scores, "score", lambda *args: pytest.fail("played again"))
     scores.main(args)
     assert scores.read(tmp_path / "scores.csv") == rows
-
-
-def test_ablations_are_played_as_trained(short_suites, tmp_path, monkeypatch):
-    """Links and costs that a training did not have are missing in its tests."""
-    blind, made = {"link_radius": 0, "cost_to_go": False}, []
-    path = saved(tmp_path / "model.pt", env_kwargs=blind)
-
-    def noted(**kwargs):
-        env = PogemaEnv(**kwargs)
-        made.append((env.link_radius, env.cost_to_go))
-        return env
-
-    monkeypatch.setattr(scores, "PogemaEnv", noted)
-    scores.play_model(path, SHORT, True)
-    assert made == [(0, False)] * 2
-    file = torch.load(path)
-    torch.save(file | {"args": file["args"] | {"env_kwargs": [{"num_robots": 8}, blind]}}, path)
-    assert scores.options_of(path) == {}
 
 
 def test_raw_data(short_suites, tmp_path, monkeypatch):

@@ -185,7 +185,9 @@ def test_what_is_read_is_what_runs(tmp_path):
     services.run(ppo_graph, args, save_model=True)
     assert len(watched) > 40 and all(found == before for found in watched)
     policy = load_policy(tmp_path)
-    kinds = [type(conv) for conv in policy.agent.encoder.nets[ppo_graph.module_key("obs.nodes")].convs]
+    kinds = [
+        type(conv) for conv in policy.agent.encoder.nets[ppo_graph.module_key("obs.nodes")].convs
+    ]
     assert kinds == [layers.GINE] * small_args().gnn_layers
 
 

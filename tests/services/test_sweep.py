@@ -3,7 +3,6 @@ their table."""
 
 import csv
 import json
-import os
 import shlex
 import signal
 import sys
@@ -80,11 +79,11 @@ def test_choices_of_a_flag(words, expected, script):
     scripts, flags = sweep.words_of([script, *shlex.split(words)])
     assert scripts == [script]
     jobs, _ = sweep.jobs_of(script, sweep.OWN | flags)
-    own = ["--seed", "--run-dir", "--resume"]
+    own = ["--seed", "--resume", "--run-dir"]
     found = []
     for job in jobs:
         assert job.command[:2] == [sys.executable, str(Path(script).absolute())]
-        assert job.command[-6::2] == own and Path(job.command[-3]) == job.folder
+        assert job.command[-6::2] == own and Path(job.command[-1]) == job.folder
         found.append(" ".join(job.command[2:-6]))
     assert found == expected * 3
     assert [job.command[-5] for job in jobs] == sorted(["1", "2", "3"] * len(expected))
@@ -169,33 +168,30 @@ def curves_csv(folder):
         return list(csv.DictReader(file))
 
 
-def without_picture(monkeypatch, **flags):
-    """main where there is no matplotlib, which is an error at the end."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(SystemExit, match="curves.png needs matplotlib: pip install matplotlib"):
-        plot.main(plot.Args(**flags))
-
-
-def test_mean_and_deviation_over_seeds(tmp_path, monkeypatch, capsys):
+def test_mean_and_deviation_over_seeds(tmp_path, capsys):
     """Of two seeds and two learning rates, by hand: the mean of the last two episodes, after each
-    step and second."""
+    step and second. The deviation is that of a sample; one run has none. The picture is there."""
     made_run(tmp_path / "a/1", [0, 2, 4], seed=1)
     made_run(tmp_path / "a/2", [2, 4, 10], seed=2, track=True)
     made_run(tmp_path / "b/1", [5, 5, 5], learning_rate=0.2)
     out = tmp_path / "out"
-    without_picture(monkeypatch, runs=(str(tmp_path),), episodes=2, out=str(out))
+    plot.main(plot.Args(runs=(str(tmp_path),), episodes=2, out=str(out)))
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
     rows = curves_csv(out)
     assert len(rows) == 2 * 2 * len({row["x"] for row in rows if row["axis"] == "steps"})
     own = [row for row in rows if row["curve"] == "learning_rate 0.1" and row["axis"] == "steps"]
     assert {row["env_id"] for row in rows} == {"m:E-v0"} and {row["runs"] for row in own} == {"2"}
     at = {float(row["x"]): (float(row["mean"]), float(row["deviation"])) for row in own}
-    assert at[10] == (1, 1) and at[20] == (2, 1) and at[29.8] == (2, 1) and at[30] == (5, 2)
+    one = pytest.approx(2**0.5, rel=1e-5)  # of values that differ by 2
+    assert at[10] == (1, one) and at[20] == (2, one) and at[29.8] == (2, one)
+    assert at[30] == (5, pytest.approx(8**0.5, rel=1e-5))
     last = [row for row in rows if row["axis"] == "seconds"][-1]
-    assert float(last["x"]) == 3 and last["mean"] == "5" and last["curve"] == "learning_rate 0.2"
+    assert float(last["x"]) == 3 and (last["mean"], last["deviation"]) == ("5", "")
+    assert last["curve"] == "learning_rate 0.2"
     table = (out / "table.md").read_text()
     assert table.strip() in capsys.readouterr().out
-    assert "| m:E-v0 | learning_rate 0.1 | 2 | 30 | 3 | 5 ± 2 |" in table
-    assert "| m:E-v0 | learning_rate 0.2 | 1 | 30 | 3 | 5 ± 0 |" in table
+    assert "| m:E-v0 | learning_rate 0.1 | 2 | 30 | 3 | 5 ± 2.8 |" in table
+    assert "| m:E-v0 | learning_rate 0.2 | 1 | 30 | 3 | 5 |" in table
 
 
 def test_by_one_flag(tmp_path):
@@ -240,10 +236,74 @@ def test_nothing_to_plot(tmp_path, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_picture(tmp_path):
-    pytest.importorskip("matplotlib")
-    for seed in (1, 2):
-        made_run(tmp_path / f"{seed}", np.arange(5) * seed, seed=seed)
-    plot.main(plot.Args(runs=(str(tmp_path),), out=str(tmp_path)))
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert os.path.getsize(tmp_path / "curves.png") > 10_000
+def test_picture_of_many(tmp_path, monkeypatch):
+    """Each panel has its curves against steps and seconds with their bands, lines where they were
+    asked for, and the note below."""
+    from matplotlib.figure import Figure
+
+    saved = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **kwargs: saved.append(figure))
+    runs = {}
+    for panel in ("A", "B"):
+        for label in ("one", "two"):
+            folders = [tmp_path / panel / label / str(seed) for seed in (1, 2)]
+            for seed, folder in enumerate(folders, 1):
+                made_run(folder, np.arange(5) * seed, seed=seed)
+            runs[panel, label] = plot.find(map(str, folders), 1)
+    lines = ((3.0, "target", "A"), (1.0, "random", None))
+    look = plot.Look("points", note="what it shows", lines=lines)
+    plot.draw(tmp_path / "a.png", runs, plot.around_mean, look)
+    (figure,) = saved
+    assert [axis.get_title(loc="left") for axis in figure.axes] == ["A", "", "B", ""]
+    for k, axis in enumerate(figure.axes):
+        assert axis.get_xlabel().startswith(("environment steps", "seconds")[k % 2])
+        assert len(axis.collections) == 2 and len(axis.lines) == 2 + (2 if k < 2 else 1)
+        assert [line.get_ydata()[-1] for line in axis.lines[:2]] == [6, 6]  # mean of 4 and 8
+        band = axis.collections[0].get_datalim(axis.transData)
+        assert band.y1 == pytest.approx(6 + 8**0.5)
+    assert figure.axes[0].get_ylabel() == "points" and figure._supxlabel.get_text() == look.note
+    names = [text.get_text() for axis in figure.axes for text in axis.texts]
+    assert names == ["target", "random", "random"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["one", "two"]
+
+
+MINI = """
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+@dataclass
+class Args:
+    env_id: str = "mine:Mine-v0"
+    seed: int = 1
+    gamma: float = 0.9
+
+if __name__ == "__main__":
+    import mine
+    Path("runs").mkdir()
+    Path("runs/given").write_text(" ".join(sys.argv[1:]))
+"""
+
+
+def test_sweep_of_a_small_script(script):
+    """x_mini.py has neither --run-dir nor --resume: it runs in the run's folder, and finds modules
+    of this one; what a stopped run has left is gone."""
+    Path("x_mini.py").write_text(MINI)
+    Path("mine.py").touch()
+    words = ["x_mini", "--gamma", "0.8", "0.9", "--seeds", "1"]
+    scripts, flags = sweep.words_of(words)
+    jobs, _ = sweep.jobs_of(*scripts, sweep.OWN | flags)
+    (jobs[0].folder / "runs").mkdir(parents=True)
+    assert sweep.main(words) == 0
+    for job, gamma in zip(jobs, ("0.8", "0.9")):
+        given = (job.folder / "runs" / "given").read_text()
+        assert given == f"--gamma {gamma} --seed 1" and sweep.is_finished(job)
+
+
+def test_order_of_flags(script):
+    """The same runs by flags in another order, or with "_" and "=": they are finished already."""
+    keys = []
+    for words in ("--learning-rate 1 --hidden-dims 8 9", "--hidden_dims 8 9 --learning_rate=1"):
+        scripts, flags = sweep.words_of(["mine_ppo.py", *words.split()])
+        keys.append([job.key for job in sweep.jobs_of(*scripts, sweep.OWN | flags)[0]])
+    assert keys[0] == keys[1] and len(set(keys[0])) == 3

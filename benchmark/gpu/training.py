@@ -1,16 +1,13 @@
-"""A training of one of the scripts in a process of its own, with what benchmark/gpu.sh wants to
-know about it.
+"""A training in a process of its own, and what benchmark/gpu.sh wants to know about it.
 
-    python benchmark/gpu/child.py '{"mode": "sps", "result": "FILE", "seconds": 5}' \
+    python benchmark/gpu/training.py '{"mode": "sps", "result": "FILE", "seconds": 5}' \
         ppo_graph --env-id CartPole-v1 ...
 
-mode "train" runs the script as it is; "sps" notes when updates end and stops `seconds` after the
-first one; "waits" notes where the host waits for the device; "profile" makes `warmup` updates,
-times `plain` ones and has torch.profiler watch `watched` ones (its trace is summed up, see
-`summary`). The file receives what was noted as json.
-The scripts are not changed: their `tqdm`, which is told the steps at the end of each update, is
-replaced, and for a profile the calls of Envs.step, Storage.append, Storage.gather and Adam.step get
-names.
+mode "sps" notes when updates end and stops `seconds` after the first one; "waits" notes where the
+host waits for the device in `watched` updates after `warmup` others; "profile" makes `warmup`
+updates, times `plain` ones and has torch.profiler watch `watched` ones. FILE receives what was
+noted, as json. The scripts are not changed: their `Run.end_update` is watched,
+and for a profile the calls of Envs.step, Storage.append, Storage.gather and Adam.step get names.
 """
 
 import functools
@@ -22,6 +19,7 @@ import tempfile
 import time
 import warnings
 from bisect import bisect_right
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,11 +27,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmark")]
 
 import torch  # noqa: E402
 from torch.profiler import ProfilerActivity, profile, record_function  # noqa: E402
-from tqdm import tqdm  # noqa: E402
 
 from cleanrl_graph import services  # noqa: E402
+from cleanrl_graph.services import workers  # noqa: E402
 from cleanrl_graph.services.arguments import parse  # noqa: E402
-from cleanrl_graph.services.check import UsageError  # noqa: E402
 
 MARK = "gpu.sh: "  # of the names that are put around calls
 WAITS = """cudaStreamSynchronize cudaDeviceSynchronize cudaEventSynchronize cudaMemcpy
@@ -41,91 +38,72 @@ WAITS = """cudaStreamSynchronize cudaDeviceSynchronize cudaEventSynchronize cuda
 LAUNCHES = """cudaLaunchKernel cudaLaunchKernelExC cuLaunchKernel cuLaunchKernelEx
     cudaGraphLaunch""".split()
 PHASES = ("collection", "advantages", "update", "between")
-SUMS = """to_device_bytes to_device_copies to_host_bytes to_host_copies waits wait_ms
-    launches""".split()
+SUMS = "to_device_bytes to_device_copies waits wait_ms launches".split()
 
 
 class Enough(SystemExit):
     """The training has shown what is asked for."""
 
 
-class Counted(tqdm):
-    """The script's progress bar, which calls `after(steps so far)` at the end of each update."""
+def run_script(script, flags: list[str], after: Callable) -> None:
+    """As `python script.py flags` does; after each update `after` gets the steps so far and the
+    logged scalars. The training ends where it raises Enough."""
+    end_update = script.Run.end_update
 
-    after = staticmethod(lambda step: None)
+    def watched(self, global_step: int, step, scalars: dict, episodes: list) -> None:
+        end_update(self, global_step, step, scalars, episodes)
+        after(global_step, scalars)
 
-    def update(self, n=1):
-        super().update(n)
-        type(self).after(int(self.n))
-
-
-def run_script(script, flags: list[str], after) -> None:
-    """As `python script.py flags` does; it ends by itself or where `after` raises Enough.
-    SystemExit with a sentence for an error."""
-    script.tqdm = type("Bar", (Counted,), {"after": staticmethod(after)})
+    script.Run.end_update = watched
     sys.argv = [script.__file__, *flags]
     try:
         services.run(script, parse(script))
     except Enough:
         pass
-    except (UsageError, OSError) as problem:
-        sys.exit(str(problem))
-
-
-def memory() -> dict:
-    """Of this process on the device, GB."""
-    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
-        return {"gpu_gb": 0.0}
-    return {"gpu_gb": torch.cuda.max_memory_allocated() / 1e9}
 
 
 def sps(script, flags: list[str], seconds: float) -> dict:
     """When updates ended."""
     updates, start = [], time.perf_counter()
 
-    def after(step):
+    def after(step: int, scalars: dict) -> None:
         updates.append((step, time.perf_counter() - start))
         if len(updates) > 3 and updates[-1][1] - updates[0][1] >= seconds:
             raise Enough(0)
 
     run_script(script, flags, after)
-    return {"updates": updates, **memory()}
+    gb = torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_initialized() else 0.0
+    return {"updates": updates, "gpu_gb": gb}
 
 
-# ---- Waits of the host ----
 def waits(script, flags: list[str], warmup: int, watched: int) -> dict:
-    """Where the host waits for the device in `watched` updates after `warmup` others, and the
-    largest difference of collection and training."""
+    """Where the host waits for the device, and the largest difference of collection and
+    training."""
     noted = {"updates": watched, "mismatch": 0.0, "places": {}}
-    times, start, end_update = [], time.perf_counter(), script.Run.end_update
+    times, start = [], time.perf_counter()
 
-    def note(message, category, filename, lineno, file=None, line=None):
+    def note(message, category, filename, lineno, file=None, line=None) -> None:
         if "synchronizing CUDA operation" in str(message):
             place = f"{Path(filename).name}:{lineno}"
             noted["places"][place] = noted["places"].get(place, 0) + 1
 
-    def note_mismatch(self, global_step, step, scalars, episodes):
-        mismatch = float(scalars["debug/collection_mismatch"])
-        noted["mismatch"] = max(noted["mismatch"], mismatch)
-        return end_update(self, global_step, step, scalars, episodes)
-
-    def after(step):
+    def after(step: int, scalars: dict) -> None:
         times.append(time.perf_counter() - start)
+        noted["mismatch"] = max(noted["mismatch"], float(scalars["debug/collection_mismatch"]))
         if torch.cuda.is_initialized() and len(times) == warmup:
             torch.cuda.set_sync_debug_mode("warn")
         if len(times) == warmup + watched:
             raise Enough(0)
 
-    script.Run.end_update = note_mismatch
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.showwarning = note
         run_script(script, flags, after)
-    return noted | {"first": times[0], **memory()}
+    return noted | {"first": times[0]}
 
 
 # ---- torch.profiler ----
-def named(function, name: str):
+def named(function: Callable, name: str) -> Callable:
     """`function`, which the trace shows under this name."""
 
     @functools.wraps(function)
@@ -138,25 +116,23 @@ def named(function, name: str):
 
 def profiled(script, flags: list[str], warmup: int, plain: int, watched: int) -> dict:
     """`summary` of the watched updates, and the seconds and steps of the plain ones."""
-    workers = importlib.import_module("cleanrl_graph.services.workers").WorkerEnvs
     for owner, method, name in (
         (script.Envs, "step", "step"),
-        (workers, "step", "step"),
+        (workers.WorkerEnvs, "step", "step"),
         (script.Storage, "append", "append"),
         (script.Storage, "gather", "gather"),
         (torch.optim.Adam, "step", "optimizer"),
     ):
         setattr(owner, method, named(getattr(owner, method), name))
     cuda = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
-    profiler, times, began = profile(activities=[ProfilerActivity.CPU, *cuda]), [], []
+    profiler, times = profile(activities=[ProfilerActivity.CPU, *cuda]), []
 
-    def after(step):
+    def after(step: int, scalars: dict) -> None:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         times.append((step, time.perf_counter()))
         if len(times) == warmup + plain:
             profiler.start()
-            began.append(time.perf_counter())
         if len(times) == warmup + plain + watched:
             profiler.stop()
             raise Enough(0)
@@ -167,11 +143,10 @@ def profiled(script, flags: list[str], warmup: int, plain: int, watched: int) ->
         noted = summary(json.loads(Path(path).read_text())["traceEvents"])
     first, second, last = times[warmup - 1], times[warmup + plain - 1], times[-1]
     return noted | {
+        "updates": watched,
         "plain_seconds": second[1] - first[1],
         "plain_steps": second[0] - first[0],
-        "watched_seconds": last[1] - began[0],
         "watched_steps": last[0] - second[0],
-        **memory(),
     }
 
 
@@ -184,12 +159,12 @@ def union(intervals: list[tuple[float, float]]) -> float:
     return total
 
 
-def phase_at(marks: list[tuple[float, str]]):
+def phase_at(marks: list[tuple[float, str]]) -> Callable[[float], str]:
     """The phase of a time on the host, told by the named calls that began before and after it."""
     times, names = [begin for begin, _ in marks], [name for _, name in marks]
 
-    def phase(ts: float) -> str:
-        k = bisect_right(times, ts)
+    def phase(time: float) -> str:
+        k = bisect_right(times, time)
         before, after = names[k - 1] if k else None, names[k] if k < len(names) else None
         # Values and advantages come after the last observations were appended
         if after in ("gather", "optimizer"):
@@ -202,9 +177,9 @@ def phase_at(marks: list[tuple[float, str]]):
 
 
 def summary(events: list[dict]) -> dict:
-    """Sums of a chrome trace of torch.profiler, by phase: "bytes" and "copies" to the device, bytes
-    back from it, waits of the host and their milliseconds, launches; and the numbers of steps and
-    minibatches, the microseconds in which the device was busy, and those of the whole."""
+    """Sums of a chrome trace of torch.profiler, by phase: bytes and copies to the device, waits of
+    the host and their milliseconds, launches; and the numbers of steps and minibatches, the
+    microseconds in which the device was busy, and those of the whole."""
     events = [event for event in events if event.get("ph") == "X"]
     # a user's annotation appears once for the host, and where there is a device once more for it
     marks = sorted(
@@ -218,8 +193,7 @@ def summary(events: list[dict]) -> dict:
         if event.get("cat") not in ("cuda_runtime", "cuda_driver"):
             continue
         sums = phases[phase(event["ts"])]
-        correlation = event.get("args", {}).get("correlation")
-        launched[correlation] = event["ts"]
+        launched[event.get("args", {}).get("correlation")] = event["ts"]
         sums["launches"] += event["name"] in LAUNCHES
         if event["name"] in WAITS:
             sums["waits"] += 1
@@ -229,14 +203,12 @@ def summary(events: list[dict]) -> dict:
         if event.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset"):
             continue
         busy.append((event["ts"], event["ts"] + event.get("dur", 0)))
-        for letters, way in (("HtoD", "to_device"), ("DtoH", "to_host")):
-            if event["cat"] == "gpu_memcpy" and letters in event["name"]:
-                details = event.get("args", {})
-                sums = phases[phase(launched.get(details.get("correlation"), event["ts"]))]
-                sums[f"{way}_copies"] += 1
-                sums[f"{way}_bytes"] += int(details.get("bytes", 0))
-    whole_of = [event for event in events if event.get("cat") != "Trace"]
-    spans = [(event["ts"], event["ts"] + event.get("dur", 0)) for event in whole_of]
+        if event["cat"] == "gpu_memcpy" and "HtoD" in event["name"]:
+            details = event.get("args", {})  # its phase is that in which the host asked for it
+            sums = phases[phase(launched.get(details.get("correlation"), event["ts"]))]
+            sums["to_device_copies"] += 1
+            sums["to_device_bytes"] += int(details.get("bytes", 0))
+    spans = [(e["ts"], e["ts"] + e.get("dur", 0)) for e in events if e.get("cat") != "Trace"]
     whole = max(end for _, end in spans) - min(begin for begin, _ in spans) if spans else 0.0
     names = [name for _, name in marks]
     return {
@@ -254,19 +226,8 @@ def main(arguments: list[str]) -> None:
     settings = json.loads(settings)
     mode, result = settings.pop("mode"), Path(settings.pop("result"))
     script = importlib.import_module(f"cleanrl_graph.{name}")
-    if num := settings.pop("num_instances", None):  # of each suite, for a dry run
-        from cleanrl_graph.envs.job_shop import JobShopEnv
-
-        JobShopEnv.eval_suites = {
-            suite: entries[:num] for suite, entries in JobShopEnv.eval_suites.items()
-        }
-    if mode == "train":
-        run_script(script, flags, lambda step: None)
-        noted = memory()
-    else:
-        noted = {"sps": sps, "waits": waits, "profile": profiled}[mode](script, flags, **settings)
-    if os.environ.get("RANK", "0") == "0":
-        result.write_text(json.dumps(noted))
+    watch = {"sps": sps, "waits": waits, "profile": profiled}[mode]
+    result.write_text(json.dumps(watch(script, flags, **settings)))
 
 
 if __name__ == "__main__":

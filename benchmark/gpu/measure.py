@@ -1,0 +1,555 @@
+"""What is measured on a GPU: `bash benchmark/gpu.sh --out DIR`, in ten minutes.
+
+    checks    does the machine compile; where each script waits; do collection and training agree
+    kernels   LSTM, attention, maxima, sums and precision, each against its alternative
+    profile   bytes copied, waits of the host, how busy the GPU is
+    sps       steps per second of whole trainings, eager and compiled, and of CleanRL's ppo.py
+    tests     all tests that need a CUDA device
+
+DIR/results.json (raw) and DIR/tables.md are written anew after every row, and rows that are in DIR
+are left out. Exit code: 0 all rows are there, 1 a row failed or there is no CUDA device, 3 time was
+up with rows left: the same command goes on.
+"""
+
+import concurrent.futures
+import functools
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import xml.etree.ElementTree
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import torch
+import tyro
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "benchmark" / name) for name in ("speed", "")]
+import beside  # noqa: E402
+from cartpole_vs_cleanrl import CHANGES, changed  # noqa: E402
+from common import commit_of  # noqa: E402
+from tables import COMMITTED, cpu_name, put, write  # noqa: E402
+
+from cleanrl_graph.services.plot import scalars  # noqa: E402
+
+PARTS = ("checks", "kernels", "profile", "sps", "tests")
+FAILED, LEFT = 1, 3
+DRY = "dry: CPU, sizes of a try"
+PACKAGES = ("torch-geometric", "gymnasium", "numpy")
+
+
+@dataclass
+class Args:
+    out: str
+    """folder of results.json and tables.md; rows that are in it are not measured again"""
+    parts: Annotated[tuple[Literal["first", *PARTS], ...], tyro.conf.Positional] = ("first",)
+    """parts, or "first": all of them"""
+    minutes: float = 10.0
+    """no row is begun after this time"""
+    only: str = ""
+    """regular expression; only rows are measured that it is found in (`TABLE | KEY | KEY ...`)"""
+    peers: str | None = None
+    """folder with CleanRL's ppo.py"""
+    commit: str | None = None
+    """the name of the commit, where there is no git"""
+    dry: bool = False
+    """if toggled, some rows of each part run on the CPU in sizes of a try: do they run?"""
+
+
+class NotHere(Exception):
+    """A sentence that says why a row cannot be measured on this machine."""
+
+
+class Row(NamedTuple):
+    part: str
+    table: str  # its heading
+    key: dict[str, Any]  # name of the column -> what was measured
+    measure: Callable[[], dict]  # figures; "_names" are in the json alone
+
+    @property
+    def name(self) -> str:
+        return " | ".join([self.table, *map(str, self.key.values())])
+
+
+# ---- Where it runs ----
+def num_workers() -> int:
+    """Processes that step environments, where those are slow."""
+    return max(len(os.sched_getaffinity(0)) - 2, 0)
+
+
+def output_of(*command: str) -> str:
+    """The first line that a command prints; "" if it cannot be run."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True).stdout.split("\n")[0].strip()
+    except OSError:
+        return ""
+
+
+def machine(args: Args) -> dict:
+    """Hardware, versions and commit, for the files."""
+    about = {"dry": args.dry, "gpu": None, "cpu": cpu_name(), "cpus": num_workers() + 2}
+    about |= {"system": platform.system(), "python": platform.python_version()}
+    about |= {"torch": torch.__version__, "commit": args.commit or commit_of(ROOT)}
+    about |= {name: importlib.metadata.version(name) for name in PACKAGES}
+    if not args.dry:
+        driver = output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+        about |= {"gpu": torch.cuda.get_device_name(), "gpus": torch.cuda.device_count()}
+        about |= {"driver": driver, "cuda": torch.version.cuda}
+        about["cudnn"] = torch.backends.cudnn.version()
+    return about
+
+
+def describe(about: dict) -> str:
+    """One line about a machine."""
+    gpu = "{gpu} (driver {driver}, CUDA {cuda}, cuDNN {cudnn}), " if not about["dry"] else ""
+    text = (gpu + "{cpu}, {cpus} CPUs, {system}, Python {python}").format_map(about)
+    versions = ", ".join(f"{name} {about[name]}" for name in ("torch", *PACKAGES))
+    return f"{text}, {versions}, commit {about['commit']}"
+
+
+# ---- Files ----
+def cell(value: Any) -> str:
+    """A number with three significant digits, or with all before the point."""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+class Results:
+    """OUT/results.json: part -> machines, commands and rows; OUT/tables.md shows them. SystemExit
+    where a try would be mixed with what was measured."""
+
+    def __init__(self, args: Args):
+        self.folder, self.about = Path(args.out), machine(args)
+        self.path = self.folder / "results.json"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.parts = json.loads(self.path.read_text()) if self.path.exists() else {}
+        for content in self.parts.values():
+            if any(other["dry"] != args.dry for other in content["machines"]):
+                raise SystemExit(
+                    f"{self.path}: tries with --dry and measurements do not go into one table; "
+                    "give another --out"
+                )
+        flags = ["--peers", "PEERS"] * bool(args.peers) + ["--dry"] * args.dry
+        flags += ["--only", args.only] * bool(args.only)
+        out = self.folder.resolve()
+        name = out.relative_to(ROOT) if ROOT in out.parents else out.name
+        self.command = f"bash benchmark/gpu.sh {shlex.join(['--out', str(name), *flags])}"
+
+    def rows(self, part: str) -> list[dict]:
+        return self.parts.get(part, {"rows": []})["rows"]
+
+    def has(self, row: Row) -> bool:
+        """Whether it was measured; what failed, or could not be run, is tried again."""
+        same = self.rows(row.part)
+        if row.part != "tests":  # one row here, and as many there as there are tests
+            same = [r for r in same if (r["table"], r["key"]) == (row.table, row.key)]
+        return bool(same) and not any(found["note"] for found in same)
+
+    def add(self, row: Row, figures: dict, note: str = "") -> None:
+        """In the place of what was known of the row."""
+        content = self.parts.setdefault(row.part, {"machines": [], "commands": [], "rows": []})
+        command = f"{self.command} {row.part}"
+        for name, value in (("machines", self.about), ("commands", command)):
+            if value not in content[name]:
+                content[name].append(value)
+        entry = {"table": row.table, "key": row.key, "figures": figures, "note": note}
+        entry["machine"] = content["machines"].index(self.about)
+        rows = content["rows"]
+        places = [(other["table"], other["key"]) for other in rows]
+        if (row.table, row.key) in places:
+            rows[places.index((row.table, row.key))] = entry
+        else:
+            rows.append(entry)
+        self.save(row.part)
+
+    def save(self, part: str) -> None:
+        """A line of results.json per row, machine or command."""
+        texts = []
+        for name, content in self.parts.items():
+            lists = []
+            for kind, values in content.items():
+                lines = ",\n".join(f"   {json.dumps(value)}" for value in values)
+                lists.append(f'  "{kind}": [\n{lines}\n  ]')
+            texts.append(f' "{name}": {{\n' + ",\n".join(lists) + "\n }")
+        write(self.path, "{\n" + ",\n".join(texts) + "\n}\n")
+        put(f"{self.folder}/tables.md#{part}", self.markdown(part))
+
+    def markdown(self, part: str) -> str:
+        """Commands, machines, and one table per heading, in the order in which they were begun."""
+        content = self.parts[part]
+        lines = [f"    {command}" for command in content["commands"]] + [""]
+        lines += [f"**{DRY}**", ""] * self.about["dry"]
+        for about in content["machines"]:
+            lines += [describe(about), ""]
+        lines += [f"# {TITLES[part]}", ""]
+        for table in dict.fromkeys(row["table"] for row in content["rows"]):
+            own = [row for row in content["rows"] if row["table"] == table]
+            lines += [f"## {table}", "", *self.table(own), ""]
+        return "\n".join([*lines, NOTES.get(part, ""), ""])
+
+    def table(self, rows: list[dict]) -> list[str]:
+        """Markdown lines; a column "note" only if there is one."""
+        keys = list(dict.fromkeys(name for row in rows for name in row["key"]))
+        names = dict.fromkeys(name for row in rows for name in row["figures"])
+        figures = [name for name in names if not name.startswith("_")]
+        notes = ["note"] if any(row["note"] for row in rows) else []
+        lines = [[*keys, *figures, *notes], ["---"] * len(keys + figures + notes)]
+        for row in rows:
+            known = row["key"] | row["figures"]
+            cells = [cell(known.get(name)) for name in keys + figures]
+            lines.append([*cells, *([row["note"]] if notes else [])])
+        texts = [" | ".join(value.replace("|", "/") for value in line) for line in lines]
+        return [f"| {text} |" for text in texts]
+
+
+def measure(results: Results, rows: list[Row], args: Args) -> int:
+    """Measures what is not in the files yet. The exit code."""
+    deadline = time.monotonic() + 60 * args.minutes
+    missing = [row for row in rows if re.search(args.only, row.name) and not results.has(row)]
+    print(f"{len(rows) - len(missing)} of {len(rows)} rows are there, or not asked for", flush=True)
+    failed = left = 0
+    # Those of the checks beside each other: they tell no times
+    with concurrent.futures.ThreadPoolExecutor(max(1, num_workers() // 2)) as pool:
+        begun = {}
+        for row in missing:
+            if row.part == "checks" and not args.dry:
+                begun[row.name] = pool.submit(row.measure)
+        for row in missing:
+            start, figures, note = time.monotonic(), {}, ""
+            if start > deadline:
+                left += 1
+                continue
+            try:
+                figures = begun[row.name].result() if row.name in begun else row.measure()
+            except NotHere as reason:
+                note = f"not run: {reason}"
+            except Exception as error:
+                failed += 1
+                traceback.print_exc()
+                last = (str(error).strip().splitlines() or [""])[-1]
+                note = f"failed: {type(error).__name__}: {last}"
+            if row.part == "tests" and figures:
+                failed += add_tests(results, figures)
+                continue
+            results.add(row, figures, note[:300])
+            texts = [f"{name} {cell(x)}" for name, x in figures.items() if not name.startswith("_")]
+            shown = note or ", ".join(texts)
+            print(f"{time.monotonic() - start:5.1f} s  {row.name}: {shown}", flush=True)
+    if left:
+        print(f"time is up, {left} rows are left; the same command continues")
+    return FAILED if failed else LEFT if left else 0
+
+
+# ---- Trainings ----
+SMALL = "--hidden-dims 64 64"  # CleanRL's networks
+TRXL = "--num-layers 4 --num-heads 4 --dim 128 --memory-length 32 --hidden-dims 128 --gate none"
+LARGE = '--env-kwargs \'{"jobs": [3, 10], "machines": [3, 10]}\' --gamma 1'
+TASKS = {  # environment -> (its id, script -> flags)
+    "CartPole-v1": ("CartPole-v1", {"ppo_graph": SMALL, "ppo_graph_compile": SMALL}),
+    "PoissonGraph-v0": ("envs:PoissonGraph-v0", {"ppo_graph": "", "ppo_graph_compile": ""}),
+    "StatelessCartPole-v1": (
+        "envs:StatelessCartPole-v1",
+        {"ppo_framestack": SMALL, "ppo_lstm_sparse": f"{SMALL} --prev-action", "ppo_gtrxl": TRXL},
+    ),
+    "JobShop-v0": ("envs:JobShop-v0", {"ppo_graph": LARGE}),
+}
+MEMORY = "--prev-action --prev-reward"
+CHECKS = {
+    "ppo_graph": ("CartPole-v1", "envs:JobShop-v0", "envs:PairNodes-v0 --autoregressive"),
+    "ppo_framestack": ("envs:StatelessCartPole-v1",),
+    "ppo_lstm_sparse": ("envs:StatelessCartPole-v1", f"envs:GraphExplore-v0 {MEMORY}"),
+    "ppo_gtrxl": (f"envs:StatelessCartPole-v1 {MEMORY}",),
+    "ppo_graph_async": ("envs:PoissonGraph-v0",),
+    "ppo_graph_aux": ("envs:PoissonGraph-v0 --aux reconstruct",),
+    "ppo_graph_agents": ("envs:Crowd-v0",),
+    "ppo_graph_compile": ("CartPole-v1", "envs:PoissonGraph-v0", "envs:JobShop-v0"),
+}
+
+
+def run(command: list[str], cwd: str | Path = ROOT, limit: float = 240.0) -> None:
+    """RuntimeError with the end of what it said if it fails."""
+    env = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} | os.environ
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env=env,
+        timeout=limit,
+        text=True,
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+    )
+    if done.returncode:
+        said = (done.stdout + done.stderr).replace("\r", "\n").strip()[-2000:]
+        raise RuntimeError(f"exit code {done.returncode} of {shlex.join(command)}:\n{said}")
+
+
+def train(args: Args, script: str, flags: str, mode: str, **settings) -> dict:
+    """What training.py notes of a script with these flags."""
+    endless = f"--total-timesteps {10**9} --checkpoint-every 0 --eval-episodes 0"
+    words = shlex.split(f"{flags} {endless}") + ["--no-cuda"] * args.dry
+    if args.dry and script == "ppo_graph_compile":
+        words += ["--compile-mode", "none"]
+    with tempfile.TemporaryDirectory() as folder:
+        settings |= {"mode": mode, "result": f"{folder}/noted.json"}
+        child = str(Path(__file__).with_name("training.py"))
+        run([sys.executable, child, json.dumps(settings), script, *words, "--run-dir", folder])
+        return json.loads(Path(folder, "noted.json").read_text())
+
+
+def flags_of(task: str, script: str, num_envs: int, num_steps: int, workers: int) -> str:
+    env_id, scripts = TASKS[task]
+    return (
+        f"--env-id {env_id} --num-envs {num_envs} --num-steps {num_steps} --num-minibatches 4 "
+        f"--update-epochs 4 --num-workers {workers} {scripts[script]}"
+    )
+
+
+def steady(updates: list[tuple[float, float]]) -> float:
+    """Steps per second in the second half of the time after the first update, from (step, seconds)
+    of updates."""
+    (_, first), (last_step, last) = updates[0], updates[-1]
+    step, seconds = next((step, t) for step, t in reversed(updates[:-1]) if t <= (first + last) / 2)
+    return (last_step - step) / (last - seconds)
+
+
+def compiler(args: Args) -> dict:
+    """What torch.compile needs on this machine, and whether it makes x + 1."""
+    start = time.perf_counter()
+    if not args.dry:
+        x = torch.arange(5, device="cuda")
+        if not torch.equal(torch.compile(lambda x: x + 1)(x), x + 1):
+            raise RuntimeError("the compiled x + 1 is another number")
+    path = shutil.which(os.environ.get("CC", "gcc"))
+    version = output_of(path, "--version") if path else "none"
+    return {"C compiler": version, "x + 1 compiled, s": time.perf_counter() - start}
+
+
+def updates(args: Args, script: str, task: str) -> dict:
+    """Updates 3 to 5 of a training; of ppo_graph_compile.py later ones, which capture less."""
+    warmup = 10 if script == "ppo_graph_compile" and not args.dry else 2
+    flags = f"--env-id {task} --num-envs 16 --num-steps 32"
+    noted = train(args, script, flags, "waits", warmup=warmup, watched=3)
+    return {
+        "waits per update": sum(noted["places"].values()) / noted["updates"],
+        "largest |ratio - 1|": noted["mismatch"],
+        "first update, s": noted["first"],
+        "where": ", ".join(f"{place} {num}" for place, num in noted["places"].items()),
+    }
+
+
+def sps(args: Args, script: str, flags: str) -> dict:
+    seconds = 0.0 if args.dry else 15.0 if script == "ppo_graph_compile" else 5.0
+    noted = train(args, script, flags, "sps", seconds=seconds)
+    return {
+        "SPS": steady(noted["updates"]),
+        "first update, s": noted["updates"][0][1],
+        "updates": len(noted["updates"]),
+        "GPU memory, GB": noted["gpu_gb"],
+        "_updates": noted["updates"],
+    }
+
+
+def cleanrl(args: Args, num_envs: int, num_steps: int) -> dict:
+    """ppo.py with the changes of cartpole_vs_cleanrl.py. NotHere if --peers has it not."""
+    path = Path(args.peers or "", "ppo.py").resolve()
+    if args.peers is None or not path.exists():
+        raise NotHere("no --peers, the folder with CleanRL's ppo.py")
+    sizes = f"--num-envs {num_envs} --num-steps {num_steps}"
+    total = 20 * num_envs * num_steps
+    with tempfile.TemporaryDirectory() as folder:
+        words = f"--env-id CartPole-v1 {sizes} --total-timesteps {total}".split()
+        script = changed(path, CHANGES, folder)
+        run([sys.executable, script, *words, *["--no-cuda"] * args.dry], folder)
+        found = [(step, at) for _, step, at, _ in scalars(Path(folder), "charts/SPS")]
+    return {"SPS": steady(found), "updates": len(found), "_updates": found}
+
+
+def profile(args: Args, script: str, flags: str) -> dict:
+    noted = train(args, script, flags, "profile", warmup=3, plain=3, watched=1)
+    if not args.dry and not noted["device_events"]:
+        raise NotHere("torch.profiler's trace has nothing of the device (is CUPTI there?)")
+    return profile_figures(noted)
+
+
+def profile_figures(noted: dict) -> dict:
+    """What the table shows of the sums that training.py notes."""
+    phases, steps, minibatches = noted["phases"], noted["steps"], noted["minibatches"]
+    figures = {}
+    for unit, num, phase in (("step", steps, "collection"), ("minibatch", minibatches, "update")):
+        sums = phases[phase]
+        figures[f"bytes to the device per {unit}"] = sums["to_device_bytes"] / num
+        figures[f"copies per {unit}"] = sums["to_device_copies"] / num
+        figures[f"waits per {unit}"] = sums["waits"] / num
+        figures[f"launches per {unit}"] = sums["launches"] / num
+    rest = sum(phases[name]["waits"] for name in ("advantages", "between"))
+    waiting = sum(sums["wait_ms"] for sums in phases.values())
+    # us of the watched updates, had they not been watched
+    plain = 1e6 * noted["plain_seconds"] / noted["plain_steps"] * noted["watched_steps"]
+    return figures | {
+        "other waits per update": rest / noted["updates"],
+        "waiting, % of the time": 100 * waiting / (noted["trace_us"] / 1000),
+        "device busy, % (profiled)": 100 * noted["busy_us"] / noted["trace_us"],
+        "device busy, %": 100 * noted["busy_us"] / plain,
+        "SPS": noted["plain_steps"] / noted["plain_seconds"],
+        "_noted": noted,
+    }
+
+
+# ---- Tests ----
+def run_tests(args: Args) -> dict:
+    """test -> outcome and seconds; in a try they skip themselves."""
+    files = [
+        path for path in (ROOT / "tests").rglob("test_*.py") if "mark.cuda" in path.read_text()
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.xml")
+        flags = f"-m cuda -q -p no:cacheprovider --junitxml {report}".split()
+        command = [sys.executable, "-m", "pytest", *flags, *map(str, sorted(files))]
+        subprocess.run(command, cwd=ROOT, timeout=600)
+        found = {}
+        for case in xml.etree.ElementTree.parse(report).iter("testcase"):
+            kinds = [child.tag for child in case]
+            outcome = "failed" if {"failure", "error"} & set(kinds) else "passed"
+            outcome = "skipped" if "skipped" in kinds else outcome
+            key = case.get("classname").split(".")[-1] + ".py", case.get("name")
+            found[key] = {"outcome": outcome, "seconds": float(case.get("time"))}
+    return found
+
+
+def add_tests(results: Results, found: dict) -> int:
+    """A row for each test. The number of those that failed."""
+    for (file, test), figures in found.items():
+        note = "failed" if figures["outcome"] == "failed" else ""
+        results.add(Row("tests", file, {"test": test}, dict), figures, note)
+    outcomes = [figures["outcome"] for figures in found.values()]
+    print(", ".join(f"{outcomes.count(name)} {name}" for name in ("passed", "failed", "skipped")))
+    return outcomes.count("failed")
+
+
+# ---- Rows ----
+def all_rows(args: Args) -> list[Row]:
+    """In the order in which they are measured; in a try some of each part."""
+    rows = [Row("checks", "The machine", {"what": "machine"}, functools.partial(compiler, args))]
+    for script, tasks in CHECKS.items():
+        for task in tasks:
+            key = {"script": f"{script}.py", "environment": task}
+            rows.append(
+                Row("checks", "Updates", key, functools.partial(updates, args, script, task))
+            )
+    rows += kernel_rows(args)
+    workers = {"PoissonGraph-v0": num_workers(), "JobShop-v0": num_workers()}
+    for task in ("CartPole-v1", "JobShop-v0"):
+        num = 0 if args.dry else workers.get(task, 0)
+        sizes = (4, 16) if args.dry else (256, 32)
+        title = "{} environments, rollouts of {} steps, 4 epochs of 4 minibatches".format(*sizes)
+        key = {"environment": task, "script": "ppo_graph.py", "workers": num}
+        flags = flags_of(task, "ppo_graph", *sizes, num)
+        rows.append(
+            Row("profile", title, key, functools.partial(profile, args, "ppo_graph", flags))
+        )
+    for num_envs, num_steps in ((4, 16), (2, 16)) if args.dry else ((512, 32), (64, 128)):
+        is_large = num_envs in (512, 4)
+        for task, (_, scripts) in (
+            TASKS.items() if is_large else [("CartPole-v1", TASKS["CartPole-v1"])]
+        ):
+            num = 0 if args.dry else workers.get(task, 0)
+            key = lambda system: dict(
+                system=system, environments=num_envs, steps=num_steps, workers=num
+            )
+            for script in scripts:
+                flags = flags_of(task, script, num_envs, num_steps, num)
+                work = functools.partial(sps, args, script, flags)
+                rows.append(Row("sps", task, key(f"{script}.py"), work))
+            if task == "CartPole-v1":
+                work = functools.partial(cleanrl, args, num_envs, num_steps)
+                rows.append(Row("sps", task, key("CleanRL ppo.py"), work))
+    rows.append(Row("tests", "Tests", {"test": "all"}, functools.partial(run_tests, args)))
+    chosen = PARTS if "first" in args.parts else args.parts
+    rows = [row for row in rows if row.part in chosen]
+    if args.dry:  # two of each table
+        tables = [(row.part, row.table) for row in rows]
+        rows = [row for k, row in enumerate(rows) if tables[:k].count(tables[k]) < 2]
+    return rows
+
+
+def kernel_rows(args: Args) -> list[Row]:
+    import kernels
+
+    rows, device = [], "cpu" if args.dry else "cuda"
+
+    def add(table: str, key: dict, function: Callable, *given) -> None:
+        small = [min(x, 16) if isinstance(x, int) else x for x in given] if args.dry else given
+        rows.append(Row("kernels", table, key, functools.partial(function, *small, device)))
+
+    for num, size in ((256, 10), (2048, 10), (256, 300), (16, 5000)):
+        title = "Readout, maximum of rows of 64, forward and backward"
+        add(title, {"sets": num, "rows each": size}, kernels.readout, num, size, 64)
+    for num in (512, 4096, 32768):
+        add("Running sums of 129 double columns", {"rows": num}, kernels.running_sum, num, 129)
+    for layer in ("gine", "gine, PyG's"):
+        for size in (512, 8192):
+            key = {"layer": layer, "width": 64, "graphs": size}
+            title = "Graph network, 3 layers, forward and backward"
+            add(title, key, kernels.precision, layer, 64, size)
+    for W in (128, 1024):
+        title = "Attention, two layers of 128, 4 heads, forward and backward"
+        key = {"memory": W, "steps": 128, "environments": 16}
+        add(title, key, kernels.attention, W, 128, 16, 128)
+    for kind in ("episodes with a long tail", "visits of nodes", "whole rollouts"):
+        key = {"sequences are": kind, "environments": 16, "width": 128}
+        add("LSTM over 128 steps, forward and backward", key, kernels.lstm, kind, 16, 128)
+    return rows
+
+
+TITLES = {
+    "checks": "Checks on the GPU",
+    "kernels": "Kernels on the GPU",
+    "profile": "Copies, waits, and how busy the GPU is",
+    "sps": "Steps per second on the GPU",
+    "tests": "Tests on a CUDA device",
+}
+NOTES = {
+    "checks": """Waits are what torch.cuda.set_sync_debug_mode warns of, in three updates of 32
+steps of 16 environments; where: the file and line that waited, and how often. As meant are one per
+step, for the actions, one per update for the values, one for what is logged, and with --target-kl
+one per epoch. ppo_graph_async.py steps in a process of its own, which is not watched.""",
+    "kernels": """Milliseconds are medians of up to 30 turns in which the systems of a row follow
+each other, between two CUDA events around the call with the device idle before it, so that they
+hold what the host needs for its launches. Differences are the largest by the largest number.""",
+    "profile": """A step is one of all environments: the observations go to the device, the actions
+come back. Bytes, copies, waits (cudaStreamSynchronize, cudaDeviceSynchronize, cudaEventSynchronize,
+cudaMemcpy) and launches (a CUDA graph is one) are those of torch.profiler's trace of one update.
+The profiler slows the host, so the device is busy for a smaller share of that time than of an
+update without it: "device busy, %" is the device's time in the trace by the time that updates took
+before the profiler was started.""",
+    "sps": """SPS: environment steps per second in the second half of the time between the end of
+the first update and the end of the run, some seconds later. Rollouts of 128 and 32 steps with 64
+and 512 environments, 4 minibatches, 4 epochs. Workers are processes that step the environments;
+CleanRL's ppo.py, with the two changes of benchmark/speed/cartpole_vs_cleanrl.py, has none.""",
+}
+
+
+def main(args: Args) -> int:
+    if not args.dry and not torch.cuda.is_available():
+        print("no CUDA device is available here; --dry tries all parts on the CPU", file=sys.stderr)
+        return FAILED
+    code = measure(Results(args), all_rows(args), args)
+    if not args.dry and Path(args.out).resolve() != COMMITTED / "h200":
+        beside.main(args.out, str(COMMITTED / "h200"))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(tyro.cli(Args, description=__doc__)))

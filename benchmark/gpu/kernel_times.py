@@ -112,11 +112,13 @@ def lengths_of(kind: str, num_envs: int, rng: np.random.Generator) -> np.ndarray
 
 
 def lstm(kind: str, num_envs: int, H: int, args: kit.Args, deadline: float) -> dict:
+    from cleanrl_graph import ppo_lstm_sparse as script
+
     device, rng = device_of(args), np.random.default_rng(0)
     torch.manual_seed(0)
     lengths = lengths_of(kind, num_envs, rng)
-    net, x = nn.LSTM(H, H).to(device), torch.randn(int(lengths.sum()), H, device=device)
-    hx = [torch.zeros(len(lengths), H, device=device) for _ in range(2)]
+    net, x = script.LSTM(H, H).to(device), torch.randn(int(lengths.sum()), H, device=device)
+    state = torch.zeros(2, len(lengths), H, device=device)
     first = lengths.cumsum() - lengths
     # sequence s, step t -> row of x, or a row of zeros behind it
     steps = np.arange(lengths.max())[:, None]
@@ -126,11 +128,11 @@ def lstm(kind: str, num_envs: int, H: int, args: kit.Args, deadline: float) -> d
 
     def zero_padded() -> Tensor:
         rows = torch.cat([x, x.new_zeros(1, H)])[padded]
-        return net(rows, tuple(v[None] for v in hx))[0].flatten(0, 1)[back]
+        return net(rows, state)[0].flatten(0, 1)[back]
 
     paths = {"packed, ms": run_cell_as(True), "staircase, ms": run_cell_as(False)}
     events, begin = np.arange(len(x)), np.arange(len(lengths))
-    of = lambda path: path(net, x, hx, events, lengths, begin)[0]
+    of = lambda path: path(net, x, state, events, lengths, begin)[0]
     outputs = {name: functools.partial(of, path) for name, path in paths.items()}
     outputs["zero-padded, ms"] = zero_padded
     expected, worst = None, 0.0

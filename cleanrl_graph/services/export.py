@@ -215,13 +215,9 @@ class Cell:
 
     def new_state(self, net: nn.Module, x: Tensor, before: Tensors) -> Tensors:
         """{part: [rows, H]}"""
-        tokens = net.token(x)
-        if isinstance(net.cell, nn.Linear):  # a minGRU; each row is a sequence of its own
-            rows = torch.arange(len(tokens), device=x.device)
-            return {"h": net.cell(tokens, before["h"], rows)}
-        parts = tuple(before[name][None] for name in self.parts)
-        _, after = net.cell(tokens[None], parts)
-        return {name: rows[0] for name, rows in zip(self.parts, after)}
+        state = torch.stack([before[name] for name in self.parts])
+        _, after = net.cell(net.token(x)[None], state)
+        return dict(zip(self.parts, after))
 
     def per_node(
         self, net: nn.Module, x: Tensor, seen: Tensors, memory: Tensors

@@ -1855,7 +1855,10 @@ class Agent(nn.Module):
         dim = dims[self.group] if self.group else self.encoder.dim
         dim += self.columns.stop - first
         self.memory = SparseLSTM(dim, self.edge_dim, self.group is not None, args)
-        widths = [self.encoder.dim + self.memory.dim, *args.hidden_dims]
+        dim = self.encoder.dim + self.memory.dim
+        if self.group:  # actor and critic see what is remembered of the visible elements, too
+            dim += 2 * args.lstm_dim + 1
+        widths = [dim, *args.hidden_dims]
         self.actor = mlp(widths, args.activation)
         latent_dim = widths[-1]
         widths[0] += self.critic_encoder.dim
@@ -1891,8 +1894,10 @@ class Agent(nn.Module):
         rows = elements[self.group]
         x = torch.cat([rows.values, select_rows(past, rows.batch)], 1)
         out, readout, *new = self.memory(x, edges, state, seen)
+        visible = pool(out, rows.ptr, ["mean", "max"])
+        features = torch.cat([features, readout, visible], 1)
         rows = rows._replace(values=torch.cat([rows.values, out], 1))
-        return torch.cat([features, readout], 1), elements, elements | {self.group: rows}, *new
+        return features, elements, elements | {self.group: rows}, *new
 
     def past(
         self, state: State, seen: Seen, action: Action | None, elements: dict, obs: Obs

@@ -1355,7 +1355,7 @@ class State(NamedTuple):
     """What N envs remember. A node's key is its id, an edge's keys are those of source and target.
     Without ids each env has one entry, with key 0."""
 
-    nodes: Entries  # h and c side by side, [nodes, 2 * H], or h of a cell without c
+    nodes: Entries  # h and c, [nodes, 2, H], or h alone, [nodes, 1, H]
     edges: Entries  # with --remember-edges: the features that an edge had when first seen
     action: Tensor  # [N, any], the last action, embedded
 
@@ -1772,7 +1772,8 @@ class Memory:
         obs = self.storage.batch(self.storage.copy(flat))
         host = self.host.batch(self.host.copy(self.on_host(flat)))
         seen = self.agent.look(host, *map(np.concatenate, arrays))
-        return self.agent.act(obs, join_states(states), seen, greedy=True)[2]
+        features, *_ = self.agent.encode(obs, join_states(states), seen)
+        return self.agent.value(features, obs)
 
     def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[Tensor, tuple]]:
         """`num` random parts of the rollout. Of each: the indices of its steps, int64 [M * T], as

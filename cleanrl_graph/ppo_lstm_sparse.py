@@ -1428,203 +1428,195 @@ def select_action(action: Action, places: dict[str, Tensor]) -> Action:
 # --- end shared: action head ---
 
 
-# ---- Memory: an LSTM with an entry per (environment, node id) ----
-State = dict[str, Tensor]
-"""What N envs remember. Each env has entries, each with a key: the id of a node or, without ids, 0.
-Entries are sorted by env and key. Index tensors are int64 and on the CPU.
+# ---- Memory: an LSTM with a state for each node that was seen ----
+class Entries(NamedTuple):
+    """A sparse array in COO form: what envs know under keys, in any order."""
 
-    "num"        [N]       entries of each env
-    "keys"       [nnz]     of all entries
-    "h", "c"     [nnz, H]  state of the LSTM; a GRU has no c
-    "action"     [N, any]  the last action, embedded
-    "messages"   [nnz, H]  from here on with --remember-edges: what the neighbors sent
-    "num_edges"  [N]       edges of each env
-    "links"      [E, 2]    source and target, which are numbers of the env's entries
-    "edge_attr"  [E, any]  features, as the edge was seen first
+    env: np.ndarray  # int64 [entries]
+    keys: np.ndarray  # int64 [entries], of edges [entries, 2]
+    values: Tensor  # [entries, any]
 
-What is seen in B steps has the same form: the "num" and "keys" of the nodes, the edges, "starts"
-bool [B], whether an episode begins, and "rewards" [B], of the step before."""
-COUNTS = {  # what says how many rows of these an env has; it has one of the others
-    "keys": "num",
-    "h": "num",
-    "c": "num",
-    "messages": "num",
-    "links": "num_edges",
-    "edge_attr": "num_edges",
-}
+    def select(self, rows: np.ndarray) -> "Entries":
+        values = select_rows(self.values, to_device(rows, self.values.device))
+        return Entries(self.env[rows], self.keys[rows], values)
+
+    def move(self, place: np.ndarray) -> "Entries":
+        """Entries of env i become those of env place[i]; where that is -1, they are dropped."""
+        env = place[self.env]
+        rows = np.flatnonzero(env >= 0)
+        return self.select(rows)._replace(env=env[rows])
 
 
-def select(state: State, envs: np.ndarray) -> State:
-    """The state of `envs`, int64, in that order; or what is seen in the steps of these numbers."""
-    chosen = {}
-    for name, values in state.items():
-        rows = envs
-        if name in COUNTS:
-            num = state[COUNTS[name]].numpy()
-            rows = ranges((num.cumsum() - num)[envs], num[envs])
-        chosen[name] = select_rows(values, to_device(rows, values.device))
-    return chosen
+class State(NamedTuple):
+    """What N envs remember. A node's key is its id, an edge's keys are those of source and target.
+    Without ids each env has one entry, with key 0."""
+
+    nodes: Entries  # h and c, [nodes, 2, H], or h alone, [nodes, 1, H]
+    edges: Entries  # with --remember-edges: the features that an edge had when first seen
+    action: Tensor  # [N, any], the last action, embedded
+
+    def select(self, envs: np.ndarray) -> "State":
+        """The state of these envs, int64, in that order."""
+        place = np.full(len(self.action), -1)
+        place[envs] = np.arange(len(envs))
+        action = select_rows(self.action, to_device(envs, self.action.device))
+        return State(self.nodes.move(place), self.edges.move(place), action)
+
+    def forget(self, starts: np.ndarray) -> "State":
+        """The state without the nodes and edges of envs that start an episode, bool [N]."""
+        if not starts.any():
+            return self
+        place = np.where(starts, -1, np.arange(len(starts)))
+        return State(self.nodes.move(place), self.edges.move(place), self.action)
 
 
 def join_states(states: list[State]) -> State:
-    """One state of all their envs. Names are those of the last one, others may lack some."""
-    joined = {}
-    for name in states[-1]:
-        joined[name] = torch.cat([state[name] for state in states if name in state])
-    return joined
+    """One state of all their envs, first those of the first one."""
+    joined = []
+    for parts in list(zip(*states))[:2]:  # nodes, then edges
+        first = 0
+        moved = []
+        for entries, state in zip(parts, states):
+            moved.append(entries._replace(env=first + entries.env))
+            first += len(state.action)
+        env, keys, values = zip(*moved)
+        joined.append(Entries(np.concatenate(env), np.concatenate(keys), torch.cat(values)))
+    return State(*joined, torch.cat([state.action for state in states]))
+
+
+class Seen(NamedTuple):
+    """What M envs see in T steps each; step t of env m is number m * T + t. An event is a node in a
+    step or, without ids, a step. Acting takes one step, learning all of a rollout."""
+
+    starts: np.ndarray  # bool [M * T], whether an episode begins with the step
+    rewards: np.ndarray  # float32 [M * T], of the step before
+    step: np.ndarray  # int64 [events], ascending
+    keys: np.ndarray  # int64 [events]
+    links: np.ndarray  # int64 [edges, 2], with --remember-edges: the events of source and target
 
 
 class Timeline:
-    """What M envs remember while they make T steps, of which they see `seen`: number m * T + t is
-    step t of env m. Acting takes one step, learning all of a rollout.
+    """Which rows belong to the same entry. Row 0 is zeros, then come the entries of a state, then
+    the events. In a new episode entries are new, too. An example: the state has key 7, the env sees
+    the nodes (9, 7), then (9), and in the first step of an episode (7):
 
-    A row is the value of an entry since a step: at first the rows of the state, then one per event,
-    which is that a node is seen. In a new episode entries are new, too. An example: the state has
-    key 7, the env sees the nodes (9, 7), then (9), and in the first step of an episode (7):
-
-        row      0  1  2  3  4
-        key      7  9  7  9  7
-        at       0  0  0  1  2    the step
-        entry    0  1  0  1  2    sorted by env, episode and key
-        before   0  0  1  2  0    1 + the row that it replaces; 0 if the entry is new
-        order    0  2  1  3  4    rows sorted by entry, then by time
+        row      0  1  2  3  4  5
+        key      -  7  9  7  9  7
+        step     -  0  0  0  1  2   a state is that before the first step
+        entry    0  1  2  1  2  3   sorted by episode and key
+        before   0  0  0  1  2  0   the row of the same entry that it follows, or 0
+        order    0  1  3  2  4  5   rows sorted by entry, then by time
+        last     0  3  4  5         the last row of each entry
     """
 
-    def __init__(self, state: State, seen: State):
-        self.state = state
-        self.known = {}
-        self.add(seen)
-        starts = seen["starts"].numpy()
-        T = len(starts) // len(state["num"])
-        steps = np.arange(len(starts))
-        first = np.where(starts, steps, steps - steps % T)
-        self.first = np.maximum.accumulate(first)  # of each step's episode
-        self.at = np.append(steps[::T], steps).repeat(self.known["num"])
-        _, rank = np.unique(self.known["keys"], return_inverse=True)
-        code = self.first[self.at] * len(rank) + rank  # one number per entry
-        _, self.entry = np.unique(code, return_inverse=True)
+    def __init__(self, state: State, seen: Seen):
+        steps = np.arange(len(seen.starts))
+        self.T = len(steps) // len(state.action)
+        begins = np.where(seen.starts | (steps % self.T == 0), steps, 0)
+        self.first = np.maximum.accumulate(begins)  # of each step's episode
+        self.num_old = 1 + len(state.nodes.keys)  # the first event's row
+        self.step = np.concatenate([[0], state.nodes.env * self.T, seen.step])
+        self.keys = np.concatenate([[0], state.nodes.keys, seen.keys])
+        self.names, name = np.unique(self.keys, return_inverse=True)
+        code = self.first[self.step] * len(self.names) + name  # one number per entry
+        code[0] = -1
+        self.codes, self.entry = np.unique(code, return_inverse=True)
         self.order = np.argsort(self.entry, kind="stable")
         is_first = np.diff(self.entry[self.order], prepend=-1) > 0
+        self.last = self.order[np.roll(is_first, -1)]
         self.before = np.zeros_like(self.order)
-        self.before[self.order[1:]] = (self.order[:-1] + 1) * ~is_first[1:]
-        self.last = self.order[np.roll(is_first, -1)]  # the last row of each entry
-        self.num_old = len(state["h"])
-
-    def add(self, seen: State) -> None:
-        """Appends to the state's rows, per name in `seen`, the rows seen or computed."""
-        self.known |= join_states([self.state, seen])
+        self.before[self.order] = np.where(is_first, 0, np.roll(self.order, 1))
 
     def sequences(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(events sorted by entry and time; how many each entry has, if any; 1 + the row of the
-        state that it begins with, or 0). In the example (1, 0, 2, 3), (1, 2, 1) and (1, 0, 0)."""
-        order = self.order[self.order >= self.num_old]
-        before = self.before[order]
-        begins = before <= self.num_old
+        """(events sorted by entry and time; how many each entry has, if any; the row before its
+        first one). In the example (1, 0, 2, 3), (1, 2, 1) and (1, 0, 0)."""
+        rows = self.order[self.order >= self.num_old]
+        before = self.before[rows]
+        begins = before < self.num_old
         stops = np.flatnonzero(np.append(begins, True))
-        return order - self.num_old, np.diff(stops), before[begins]
+        return rows - self.num_old, np.diff(stops), before[begins]
 
-    def edges(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Each edge once: (entries of source and target [E, 2]; the step in which it is seen first
-        [E]; its row in known["links"] [E])."""
-        num = self.known["num"]
-        first = (num.cumsum(0) - num).repeat_interleave(self.known["num_edges"])
-        rows = (self.known["links"] + first[:, None]).numpy()
-        ends = self.entry[rows]
-        _, place = np.unique(ends @ [len(self.last), 1], return_index=True)
-        return ends[place], self.at[rows[place, 0]], place
+    def edges(self, state: State, seen: Seen) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Each edge once: (entries of source and target [E, 2]; the step since which it is known
+        [E]; its number among the edges of `state`, then those of `seen`)."""
+        env, keys, _ = state.edges
+        code = (env * self.T * len(self.names))[:, None] + np.searchsorted(self.names, keys)
+        links = self.num_old + seen.links
+        ends = np.concatenate([np.searchsorted(self.codes, code), self.entry[links]])
+        since = np.append(env * self.T, self.step[links[:, 0]])
+        _, rows = np.unique(ends @ [len(self.codes), 1], return_index=True)  # the first of each
+        return ends[rows], since[rows], rows
 
-    def senders(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Which messages the events get, one along each edge to their node that is known by then:
-        (row of the edge in known["links"]; newest row of its source; ptr: the messages
-        ptr[e]:ptr[e + 1] are those of event e).
-
-        Events are found by a clock, entry * num_times + time. The time of an event is at + 1, that
-        of a row of the state at. In the example num_times is 4:
-
-            row      0  1  2  3   4
-            time     0  1  1  2   3
-            clock    0  5  1  6  11
-
-        Say that the edge from key 7 to key 9 is known since step 0. Row 3, at time 2, gets a
-        message along it. The clock of key 7 would be 0 * 4 + 2; the newest row up to it is row 2.
-        """
-        ends, at, place = self.edges()
-        num_times = len(self.first) + 1
-        is_event = np.arange(len(self.at)) >= self.num_old
-        time = self.at + is_event
-        clock = self.entry * num_times + time
-        now = clock[is_event]
-        time = time[is_event]
+    def messages(
+        self, ends: np.ndarray, since: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What is sent to the events along the edges that are known by then: (number of the edge;
+        newest row of its source; ptr: the messages ptr[e]:ptr[e + 1] are sent to event e)."""
         source, target = ends.T
-        since = target * num_times + at + 1
-        order = np.argsort(since)
-        # Edges to the event's entry, of which those known by now
-        start, stop = np.searchsorted(since[order], [now - time, now], side="right")
-        num = stop - start
-        edge = order[ranges(start, num)]
-        latest = source[edge] * num_times + time.repeat(num)
-        sender = np.searchsorted(clock[self.order], latest, side="right") - 1
-        return place[edge], self.order[sender], np.append(0, num.cumsum())
-
-    def newest(self) -> State:
-        """The new state, if T is 1. The agent has made h and c known and set `action`."""
-        num = np.bincount(self.at[self.last], minlength=len(self.first))
-        new = {"num": torch.from_numpy(num), "action": self.action}
-        rows = {"num": self.last}
-        if "edge_attr" in self.known:
-            ends, at, rows["num_edges"] = self.edges()
-            new["num_edges"] = torch.from_numpy(np.bincount(at, minlength=len(num)))
-            new["links"] = torch.from_numpy(ends - (num.cumsum() - num)[at, None])
-        for name, values in self.known.items():
-            if name in COUNTS and name not in new:
-                new[name] = select_rows(values, to_device(rows[COUNTS[name]], values.device))
-        return new
+        step = self.step[self.num_old :]
+        # All edges to the entry of each event, then those of them that are known
+        num = np.bincount(target, minlength=len(self.codes))
+        entry = self.entry[self.num_old :]
+        edge = np.argsort(target)[ranges((num.cumsum() - num)[entry], num[entry])]
+        event = np.arange(len(entry)).repeat(num[entry])
+        is_known = since[edge] <= step[event]
+        edge = edge[is_known]
+        event = event[is_known]
+        # Rows are found by a clock that grows in their order
+        num_steps = len(self.first)
+        clock = self.entry * num_steps + self.step
+        now = source[edge] * num_steps + step[event]
+        newest = np.searchsorted(clock[self.order], now, side="right") - 1
+        num = np.bincount(event, minlength=len(entry))
+        return edge, self.order[newest], np.append(0, num.cumsum())
 
 
-class GRU(nn.GRU):
-    """A GRU that is called as an LSTM is. Its state is [h], that of an LSTM [h, c]."""
+class LSTM(nn.LSTM):
+    """nn.LSTM whose state is one tensor as that of nn.GRU is, [2, B, H]: h and c."""
 
-    def forward(self, x: Tensor, state: list[Tensor]) -> tuple[Tensor, tuple[Tensor]]:
-        output, h = super().forward(x, state[0])
-        return output, (h,)
+    def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        output, state = super().forward(x, tuple(state.split(1)))
+        return output, torch.cat(state)
 
 
 class MinGRU(nn.Linear):
-    """A minGRU: h = z h + (1 - z) new, where z and new depend on the input alone. So h = a h + b,
-    and all a and b are known before the first h."""
+    """A minGRU that is called as nn.GRU is: h = z h + (1 - z) new, where z and new depend on the
+    input alone. So h = a h + b, and all a and b are known before the first h."""
 
     def __init__(self, dim: int, H: int):
         super().__init__(dim, 2 * H)
 
-    def forward(self, x: Tensor, state: Tensor, first: Tensor) -> Tensor:
-        """h [events, H] of sequences whose inputs are one after the other in x. Number k begins
-        with row first[k] of x, and with row k of `state`."""
-        new, z = super().forward(x).chunk(2, 1)
+    def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        if isinstance(x, nn.utils.rnn.PackedSequence):
+            x, lengths = nn.utils.rnn.pad_packed_sequence(x)
+            h, last = self(x, state)
+            return nn.utils.rnn.pack_padded_sequence(h, lengths), last
+        new, z = super().forward(x).chunk(2, -1)  # [T, B, H]
         a = z.sigmoid()
-        b = (new - a * new).index_add(0, first, select_rows(a, first) * state)
-        if len(first) == len(x):  # one row each
-            return b
-        return Scan.apply(a.index_fill(0, first, 0), b)
+        b = new - a * new
+        h = Scan.apply(a, b, state) if len(b) > 1 else b + a * state
+        return h, h[-1:]
 
 
 class Scan(torch.autograd.Function):
-    """h = a h + b along the rows, with gradients: those of b are a scan, too, backwards in time."""
+    """h = a h + b along the steps from a state on, with gradients: those of b are a scan, too,
+    backwards in time."""
 
     @staticmethod
-    def forward(ctx, a: Tensor, b: Tensor) -> Tensor:
-        h = scan(a, b)
-        ctx.save_for_backward(a, h)
+    def forward(ctx, a: Tensor, b: Tensor, state: Tensor) -> Tensor:
+        h = scan(a, torch.cat([torch.addcmul(b[:1], a[:1], state), b[1:]]))
+        ctx.save_for_backward(a, h, state)
         return h
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:
-        a, h = ctx.saved_tensors
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        a, h, state = ctx.saved_tensors
         grad_b = scan(a.roll(-1, 0).flip(0), grad.flip(0)).flip(0)
-        return grad_b * F.pad(h[:-1], (0, 0, 1, 0)), grad_b
+        return grad_b * torch.cat([state, h[:-1]]), grad_b, grad_b[:1] * a[:1]
 
 
 def scan(a: Tensor, b: Tensor) -> Tensor:
-    """h = a h + b after a row of zeros, [any, H], in log2(rows) turns: two rows are one row,
+    """h = a h + b after a row of zeros, [T, any], in log2(T) turns: two steps are one step,
     h = a (a' h + b') + b. Half as many of these have each second h, then the others follow from the
     h before them. Nobody reads a[0]."""
     h = b.clone()
@@ -1637,54 +1629,45 @@ def scan(a: Tensor, b: Tensor) -> Tensor:
 
 
 def run_cell(
-    cell: nn.LSTM | GRU | MinGRU,
+    cell: LSTM | nn.GRU | MinGRU,
     x: Tensor,
-    state: list[Tensor],
+    state: Tensor,
     events: np.ndarray,
     lengths: np.ndarray,
     begin: np.ndarray,
-) -> list[Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """Runs the cell over sequences of any lengths: x[events] has them one after the other; number k
-    has lengths[k] rows and begins with row begin[k] of `state`, [h, c] or [h]. Returns the new h
-    [events, H] in the order of x and, if each sequence has a single row, the new c.
+    has lengths[k] rows and begins with state[:, begin[k]], [2 (h and c) or 1, any, H]. Returns h
+    [events, H] in the order of x and, if each sequence has a single row, the state after it.
 
-    A minGRU has them one after the other. Of the others on CUDA cuDNN runs a PackedSequence; on the
-    CPU, where that is slow, each call makes all steps until the next sequences end: a stair of a
-    staircase."""
+    On CUDA cuDNN runs a PackedSequence. On the CPU, where that is slow, each call makes all steps
+    until the next sequences end: a stair of a staircase."""
     if not len(x):
-        return [rows[:0] for rows in state]
-    if isinstance(cell, MinGRU):
-        arrays = [events, np.argsort(events), begin, lengths.cumsum() - lengths]
-        events, place, begin, first = pack(arrays, x.device)
-        h = cell(select_rows(x, events), select_rows(state[0], begin), first)
-        return [select_rows(h, place)]
+        return state[0, :0], state[:, :0]
     if len(lengths) == len(x):  # one row each
         begin = to_device(begin[np.argsort(events)], x.device)
-        _, state = cell(x[None], [select_rows(rows, begin)[None] for rows in state])
-        return [rows[0] for rows in state]
+        _, state = cell(x[None], state.index_select(1, begin))
+        return state[0], state
     order, num_active, place = by_time(events, lengths)
     begin, place = pack([begin[order], place], x.device)
-    state = [select_rows(rows, begin)[None] for rows in state]
+    state = state.index_select(1, begin)
     x = x.new_zeros(num_active.sum(), x.shape[1]).index_copy(0, place, x)
     if x.is_cuda:
         packed = nn.utils.rnn.PackedSequence(x, torch.from_numpy(num_active))
         h = cell(packed, state)[0].data
     else:
         h = run_stairs(cell, x, num_active, state)
-    return [select_rows(h, place)]
+    return select_rows(h, place), None
 
 
-def run_stairs(
-    cell: nn.LSTM | GRU, x: Tensor, num_active: np.ndarray, state: list[Tensor]
-) -> Tensor:
+def run_stairs(cell: nn.Module, x: Tensor, num_active: np.ndarray, state: Tensor) -> Tensor:
     """h where x has the order of a PackedSequence, num_active[t] sequences at step t."""
     widths, num_steps = np.unique(-num_active, return_counts=True)
     widths = -widths  # numbers of sequences, the largest first
     stairs = x.split((widths * num_steps).tolist())
     outputs = []
     for stair, width in zip(stairs, widths.tolist()):
-        stair = stair.unflatten(0, (-1, width))
-        output, state = cell(stair, [rows[:, :width] for rows in state])
+        output, state = cell(stair.unflatten(0, (-1, width)), state[:, :width])
         outputs.append(output.flatten(0, 1))
     return torch.cat(outputs)
 
@@ -1723,7 +1706,8 @@ class SparseLSTM(nn.Module):
         # Small: gates that are less saturated learn to count sooner
         nn.init.constant_(norm.weight, 0.5)
         self.token = nn.Sequential(layer, norm, nn.ReLU())
-        cells = {"lstm": nn.LSTM, "gru": GRU, "mingru": MinGRU}
+        self.parts = 2 if args.cell == "lstm" else 1  # of the state: h and c, or h
+        cells = {"lstm": LSTM, "gru": nn.GRU, "mingru": MinGRU}
         self.cell = cells[args.cell](args.gnn_dim, H)
         for parameter in self.cell.parameters():
             init = nn.init.orthogonal_ if parameter.dim() > 1 else nn.init.zeros_
@@ -1734,41 +1718,46 @@ class SparseLSTM(nn.Module):
         bias.data[H : 2 * H] = torch.linspace(0, 5, H)
         self.message = nn.Linear(H + edge_dim, H) if args.remember_edges else None
 
-    def forward(self, x: Tensor, timeline: Timeline) -> tuple[Tensor, Tensor]:
-        """From the inputs x [events, any] of the nodes that are seen: (their h, with messages,
-        [events, H]; the readout of each step [M * T, dim])."""
-        # A zero row, then those of the state
-        old = [
-            F.pad(timeline.state[name], (0, 0, 1, 0))
-            for name in ("h", "c")
-            if name in timeline.state
-        ]
-        new = run_cell(self.cell, self.token(x), old, *timeline.sequences())
-        timeline.add(dict(zip(("h", "c"), new)))
-        out = timeline.known["h"]
+    def forward(
+        self, x: Tensor, features: Tensor, state: State, seen: Seen
+    ) -> tuple[Tensor, Tensor, Entries | None, Entries | None]:
+        """From the inputs x [events, any] and the edges' features [edges, any]: (what is remembered
+        of the nodes that are seen, [events, H]; the readout of each step [M * T, dim]; if T is 1,
+        the nodes and edges of the new state)."""
+        timeline = Timeline(state, seen)
+        old = F.pad(state.nodes.values, (0, 0, 0, 0, 1, 0))  # row 0 is zeros
+        h, new = run_cell(self.cell, self.token(x), old.transpose(0, 1), *timeline.sequences())
+        rows = torch.cat([old[:, 0], h])  # [rows, H]
+        edges = state.edges
+        out = h
         if self.message:
-            edge, sender, ptr = pack(timeline.senders(), x.device)
-            edge_attr = select_rows(timeline.known["edge_attr"], edge)
-            inputs = torch.cat([select_rows(out, sender), edge_attr], 1)
-            timeline.add({"messages": segment(self.message(inputs).relu(), ptr, "mean")})
-            out = out + timeline.known["messages"]
-        seen = out[timeline.num_old :]
-        if self.per_node:
-            return seen, self.sum_up(out, timeline)
-        return seen, seen
+            ends, since, once = timeline.edges(state, seen)
+            all_features = torch.cat([state.edges.values, features])
+            features = select_rows(all_features, to_device(once, x.device))
+            edges = Entries(since, timeline.keys[timeline.last[ends]], features)
+            edge, sender, ptr = pack(timeline.messages(ends, since), x.device)
+            sent = torch.cat([select_rows(rows, sender), select_rows(features, edge)], 1)
+            out = h + segment(self.message(sent).relu(), ptr, "mean")
+        readout = self.sum_up(rows, timeline) if self.per_node else out
+        if new is None:
+            return out, readout, None, None
+        last = timeline.last[1:]
+        nodes = Entries(timeline.step, timeline.keys, torch.cat([old, new.transpose(0, 1)]))
+        return out, readout, nodes.select(last), edges
 
-    def sum_up(self, values: Tensor, timeline: Timeline) -> Tensor:
+    def sum_up(self, rows: Tensor, timeline: Timeline) -> Tensor:
         """[M * T, H + 1]: mean of the newest rows of all entries at each step, log(1 + their
         number). It is a running sum of what each row changes."""
-        before, at, first = pack([timeline.before, timeline.at, timeline.first], values.device)
-        changes = values - select_rows(F.pad(values, (0, 0, 1, 0)), before)
+        arrays = [timeline.before[1:], timeline.step[1:], timeline.first]
+        before, step, first = pack(arrays, rows.device)
+        changes = rows[1:] - select_rows(rows, before)
         # double, as what earlier episodes added is subtracted again; the last column counts
         changes = torch.cat([changes, before[:, None] == 0], 1).double()
-        added = changes.new_zeros(len(first), self.dim).index_add(0, at, changes)  # by each step
+        added = changes.new_zeros(len(first), self.dim).index_add(0, step, changes)  # by each step
         sums = added.t().cumsum(1).t()  # along the rows of a matrix: faster on CUDA
         sums = sums - select_rows(sums - added, first)  # what was there before the episode
         sums, num = sums.tensor_split([-1], 1)
-        return torch.cat([sums / num.clamp(min=1), num.log1p()], 1).to(values.dtype)
+        return torch.cat([sums / num.clamp(min=1), num.log1p()], 1).to(rows.dtype)
 
 
 # --- shared: embed action ---
@@ -1817,44 +1806,31 @@ class Memory:
     def __init__(self, agent: "Agent", leaves: list[Leaf], num_envs: int, args: Args):
         self.agent = agent
         self.storage = Storage(leaves, next(agent.parameters()).device)
-        num = torch.zeros(1, dtype=torch.int64)
-        action = torch.zeros(1, agent.action_dim, device=self.storage.device)
-        vectors = action.new_zeros(0, args.lstm_dim)
-        self.nothing = {  # the state of one env that remembers nothing
-            "num": num,
-            "h": vectors,
-            "c": vectors,
-            "action": action,
-            "messages": vectors,
-            "num_edges": num,
-        }
-        self.now = self.nothing  # after the first step the state of all envs
+        # What tells which node is which is needed on the host, too
+        self.host = Storage(
+            [leaf for leaf in leaves if leaf.path in agent.names], torch.device("cpu")
+        )
+        zeros = partial(torch.zeros, device=self.storage.device)
+        none = np.zeros(0, np.int64)
+        nodes = Entries(none, none, zeros(0, agent.memory.parts, args.lstm_dim))
+        edges = Entries(none, np.zeros((0, 2), np.int64), zeros(0, agent.edge_dim))
+        self.now = State(nodes, edges, zeros(num_envs, agent.action_dim))
         self.cuts = cut(args.num_steps, num_envs, args.num_minibatches)
 
     def begin(self) -> None:
         """A rollout begins: what was stored is let go, what is remembered stays."""
         self.storage.blocks.clear()
+        self.host.blocks.clear()
         self.stored = {}  # a step with which a piece of the rollout begins -> the state before it
-        self.seen = []
+        self.starts = []
+        self.rewards = []
         self.actions = []
-        self.finals = []  # per step that truncates episodes: their states, observations, rewards
+        self.finals = []  # per step that truncates episodes: what next_values needs of them
 
-    def look(self, flat: Flat, starts: np.ndarray, rewards: np.ndarray) -> State:
-        """What is seen of B observations; `starts` and `rewards` [B] come with them."""
-        num = flat.counts[self.agent.group]
-        seen = {
-            "num": num,
-            "keys": np.zeros_like(num),  # without ids
-            "starts": starts,
-            "rewards": rewards,
-        }
-        for leaf, rows in zip(self.storage.leaves, flat.values):
-            if leaf.path == "node_ids" and self.agent.group:
-                seen["keys"] = rows.astype(np.int64)
-            if leaf.path == self.agent.links:
-                seen["num_edges"] = flat.counts[leaf.group]
-                seen["links"] = rows
-        return {name: torch.from_numpy(array) for name, array in seen.items()}
+    def on_host(self, flat: Flat) -> Flat:
+        """Ids and links of the observations."""
+        pairs = zip(self.storage.leaves, flat.values)
+        return flat._replace(values=[rows for leaf, rows in pairs if leaf in self.host.leaves])
 
     @torch.no_grad()
     def act(self, step: Step, greedy: bool = False) -> tuple[Action, Tensor, Tensor]:
@@ -1862,16 +1838,13 @@ class Memory:
         and remembered."""
         obs = self.storage.append(step.obs)
         starts = step.terminated | step.truncated
-        if starts.any():  # these envs remember nothing
-            envs = np.where(starts, 0, 1 + np.arange(len(starts)))
-            self.now = select(join_states([self.nothing, self.now]), envs)
-        if len(self.seen) in self.cuts:
-            self.stored[len(self.seen)] = self.now
-        seen = self.look(step.obs, starts, step.reward)
-        self.seen.append(seen)
-        timeline = Timeline(self.now, seen)
-        action, log_prob, _, value = self.agent(obs, timeline, greedy=greedy)
-        self.now = timeline.newest()
+        self.now = self.now.forget(starts)
+        if len(self.actions) in self.cuts:
+            self.stored[len(self.actions)] = self.now
+        seen = self.agent.look(self.host.append(self.on_host(step.obs)), starts, step.reward)
+        action, log_prob, value, self.now = self.agent.act(obs, self.now, seen, greedy)
+        self.starts.append(starts)
+        self.rewards.append(step.reward)
         self.actions.append(action)
         return action, log_prob, value
 
@@ -1879,58 +1852,67 @@ class Memory:
         """Keeps what is needed to value the last observations of episodes that `step` truncated."""
         if step.finals:
             envs = np.flatnonzero(step.truncated)
-            self.finals.append((select(self.now, envs), join(step.finals), step.reward[envs]))
+            starts = np.zeros(len(envs), bool)
+            state = self.now.select(envs)
+            self.finals.append((state, join(step.finals), starts, step.reward[envs]))
 
     @torch.no_grad()
     def next_values(self, step: Step) -> Tensor:
         """V [N + truncations]: of `step.obs`, which the last actions led to, then of `finals`."""
-        states, flats, rewards = zip((self.now, step.obs, step.reward), *self.finals)
+        starts = step.terminated | step.truncated
+        last = self.now.forget(starts), step.obs, starts, step.reward
+        states, flats, *arrays = zip(last, *self.finals)
         flat = join(flats)
         obs = self.storage.batch(self.storage.copy(flat))
-        starts = np.zeros(flat.size, bool)  # wrong where an episode ended: V counts 0 there
-        seen = self.look(flat, starts, np.concatenate(rewards))
-        return self.agent(obs, Timeline(join_states(states), seen), greedy=True)[3]
+        host = self.host.batch(self.host.copy(self.on_host(flat)))
+        seen = self.agent.look(host, *map(np.concatenate, arrays))
+        features, *_ = self.agent.encode(obs, join_states(states), seen)
+        return self.agent.value(features, obs)
 
     def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[Tensor, tuple]]:
         """`num` random parts of the rollout. Of each: the indices of its steps, int64 [M * T], as
         in Storage but env after env, and the agent's inputs. They begin with the state that was
         remembered then (R2D2's "stored state"), which gets no gradients."""
         actions = {rows: torch.cat([one[rows] for one in self.actions]) for rows in self.actions[0]}
-        seen = join_states(self.seen)
-        N = len(self.now["num"])
-        for steps, envs in random_parts(rng, len(self.seen), N, num):
+        starts = np.concatenate(self.starts)
+        rewards = np.concatenate(self.rewards)
+        T = len(self.starts)
+        N = len(self.starts[0])
+        for steps, envs in random_parts(rng, T, N, num):
             idx = (envs[:, None] + N * steps).ravel()
             obs, places = self.storage.gather(idx)
-            state = select(self.stored[steps[0]], envs)
-            timeline = Timeline(state, select(seen, idx))
+            host, _ = self.host.gather(idx)
+            seen = self.agent.look(host, starts[idx], rewards[idx])
+            state = self.stored[steps[0]].select(envs)
             action = {rows: values[places[rows]] for rows, values in actions.items()}
-            yield places[""], (obs, timeline, action)
+            yield to_device(idx, self.storage.device), (obs, state, seen, action)
 
     def rollout(self) -> Obs:
         """All observations of the rollout."""
         return self.storage.batch(self.storage.whole())
 
-    def state(self) -> State:
+    def state(self) -> dict:
         """What a checkpoint keeps."""
-        return self.now
+        nodes, edges, action = self.now
+        return {"nodes": nodes._asdict(), "edges": edges._asdict(), "action": action}
 
-    def restore(self, state: State) -> None:
-        self.now = {}
-        for name, rows in state.items():
-            if rows.is_floating_point():  # else it is an index, which stays on the CPU
-                rows = rows.to(self.storage.device)
-            self.now[name] = rows
+    def restore(self, state: dict) -> None:
+        nodes, edges = [
+            Entries(part["env"], part["keys"], part["values"].to(self.storage.device))
+            for part in (state["nodes"], state["edges"])
+        ]
+        self.now = State(nodes, edges, state["action"].to(self.storage.device))
 
 
 # ---- Agent: the networks ----
-def id_group(leaves: list[Leaf]) -> str:
-    """The group whose rows `node_ids` names, "" without ids. UsageError if they do not fit."""
+def id_group(leaves: list[Leaf]) -> str | None:
+    """The group whose rows `node_ids` names, None without ids. UsageError if they do not fit."""
     for leaf in leaves:
         if leaf.path.split(".")[0] == "node_ids":
             try:
                 group = group_of("nodes", leaves)
             except UsageError:  # there are several
-                group = ""
+                group = None
             is_integer = leaf.space.shape == () and leaf.dtype.kind in "iu"
             if not (is_integer and group and leaf.path == leaf.group == "node_ids"):
                 raise UsageError(
@@ -1938,7 +1920,7 @@ def id_group(leaves: list[Leaf]) -> str:
                     "of the only graph or set: Sequence(Discrete(n), stack=True)"
                 )
             return group
-    return ""
+    return None
 
 
 class Agent(nn.Module):
@@ -1949,70 +1931,99 @@ class Agent(nn.Module):
         self.critic_encoder = Encoder(critic_leaves(leaves, args.critic_only), args)
         leaves = policy_leaves(leaves, args.critic_only)
         self.encoder = Encoder(leaves, args)
-        # The one whose rows have states
-        self.group = id_group(leaves) if args.state_per_node else ""
-        dims = self.encoder.element_dims | {"": self.encoder.dim}
-        links = self.encoder.links.get(self.group, "")
-        if args.remember_edges and not links:
-            raise UsageError(
-                "--remember-edges needs --state-per-node, a graph and the observation 'node_ids'"
-            )
-        self.links = links if args.remember_edges else ""  # path of those that are remembered
-        edge_dim = dims[links] - 2 * args.gnn_dim  # of their features; says nothing without links
+        dims = dict(self.encoder.element_dims)
+        # The one whose rows have states; None: each environment has one
+        self.group = id_group(leaves) if args.state_per_node else None
+        self.names = ["node_ids"] if self.group else []  # paths of leaves that the host sees
+        self.links = self.encoder.links.get(self.group)  # path of the edges between these rows
+        self.edge_dim = 0  # of the features of edges that are remembered
+        if args.remember_edges:
+            if not self.links:
+                raise UsageError(
+                    "--remember-edges needs --state-per-node, a graph and the observation "
+                    "'node_ids'"
+                )
+            self.names.append(self.links)
+            self.edge_dim = dims[self.links] - 2 * dims[self.group]
         self.action_dim = seen_dim(parts_of(action_space, leaves, args), dims)
         first = 0 if args.prev_action else self.action_dim
         self.columns = slice(first, self.action_dim + args.prev_reward)  # of (action, reward)
-        dim = dims[self.group] + self.columns.stop - first
-        self.memory = SparseLSTM(dim, edge_dim, self.group != "", args)
-        widths = [self.encoder.dim + self.memory.dim, *args.hidden_dims]
+        dim = dims[self.group] if self.group else self.encoder.dim
+        dim += self.columns.stop - first
+        self.memory = SparseLSTM(dim, self.edge_dim, self.group is not None, args)
+        dim = self.encoder.dim + self.memory.dim
+        if self.group:  # actor and critic see what is remembered of the visible elements, too
+            dim += 2 * args.lstm_dim + 1
+        widths = [dim, *args.hidden_dims]
         self.actor = mlp(widths, args.activation)
         latent_dim = widths[-1]
         widths[0] += self.critic_encoder.dim
         self.critic = mlp(widths, args.activation)
         self.critic.append(layer_init(nn.Linear(widths[-1], 1), 1.0))
-        dims[self.group] += args.lstm_dim  # the head sees what is remembered of each element
-        if links:  # and of both ends of each edge
-            dims[links] += 2 * args.lstm_dim
+        if self.group:  # the head sees what is remembered of each element
+            dims[self.group] += args.lstm_dim
+        if self.links:  # and of both ends of each edge
+            dims[self.links] += 2 * args.lstm_dim
         self.head = ActionHead(action_space, leaves, latent_dim, dims, args)
 
-    def forward(
-        self,
-        obs: Obs,
-        timeline: Timeline,
-        action: Action | None = None,
-        greedy: bool = False,
-    ) -> tuple[Tensor, ...]:
-        """(action, log_prob [B], entropy [B], value [B]) of B = M * T steps. What the
-        memory keeps of them becomes known to `timeline`."""
+    def look(self, obs: Obs, starts: np.ndarray, rewards: np.ndarray) -> Seen:
+        """What is seen of B observations, whose `names` are on the host; starts and rewards [B]."""
+        step = np.arange(len(starts))
+        keys = np.zeros_like(step)
+        links = np.zeros((0, 2), np.int64)
+        if self.group:
+            keys, _, step = [rows.numpy() for rows in obs["node_ids"]]
+        if len(self.names) > 1:
+            links = obs[self.links].values.numpy()
+        return Seen(starts, rewards, step, keys.astype(np.int64), links)
+
+    def encode(self, obs: Obs, state: State, seen: Seen, action: Action | None = None) -> tuple:
+        """(features [B, any], elements, elements with what is remembered of them, nodes and edges
+        of the new state) of B = M * T steps, in which `action` was taken."""
         features, elements = self.encoder(obs)
-        elements[""] = Ragged(features, None, None)  # its rows are the observations
-        nodes = elements[self.group]
-        past = self.past(timeline, action, elements, obs)
-        if self.links:
-            timeline.add({"edge_attr": elements[self.links].values})
-        at = to_device(timeline.at[timeline.num_old :], past.device)  # step of each event
-        x = torch.cat([nodes.values, select_rows(past, at)], 1)
-        out, readout = self.memory(x, timeline)
-        nodes = nodes._replace(values=torch.cat([nodes.values, out], 1))
-        features = torch.cat([features, readout], 1)
-        remembered = elements | {self.group: nodes}
-        outputs = self.head(self.actor(features), remembered, obs, action, greedy)
-        if action is None:
-            timeline.action = embed_action(self.head, outputs[0], elements, obs)
-        return *outputs, self.critic(self.critic_encoder.beside(features, obs)).squeeze(1)
+        past = self.past(state, seen, action, elements, obs)
+        edges = elements[self.links].values if self.links else None
+        if not self.group:
+            x = torch.cat([features, past], 1)
+            _, readout, *new = self.memory(x, edges, state, seen)
+            return torch.cat([features, readout], 1), elements, elements, *new
+        rows = elements[self.group]
+        x = torch.cat([rows.values, select_rows(past, rows.batch)], 1)
+        out, readout, *new = self.memory(x, edges, state, seen)
+        visible = pool(out, rows.ptr, ["mean", "max"])
+        features = torch.cat([features, readout, visible], 1)
+        rows = rows._replace(values=torch.cat([rows.values, out], 1))
+        return features, elements, elements | {self.group: rows}, *new
 
     def past(
-        self, timeline: Timeline, action: Action | None, elements: dict[str, Ragged], obs: Obs
+        self, state: State, seen: Seen, action: Action | None, elements: dict, obs: Obs
     ) -> Tensor:
         """Action, reward or both of the step before, zeros where an episode begins, [B, any]."""
-        actions = timeline.state["action"][:, None]  # [M, 1, any], before the first step
+        actions = state.action[:, None]  # [M, 1, any], before the first step
         if action is not None:
             chosen = embed_action(self.head, action, elements, obs).unflatten(0, (len(actions), -1))
             actions = torch.cat([actions, chosen[:, :-1]], 1)
-        arrays = [timeline.known["starts"].numpy(), timeline.known["rewards"].numpy()]
-        starts, rewards = pack(arrays, actions.device)
+        starts, rewards = pack([seen.starts, seen.rewards], actions.device)
         past = torch.cat([actions.flatten(0, 1), rewards[:, None]], 1)
         return past[:, self.columns] * ~starts[:, None]
+
+    def value(self, features: Tensor, obs: Obs) -> Tensor:
+        return self.critic(self.critic_encoder.beside(features, obs)).squeeze(1)
+
+    def act(
+        self, obs: Obs, state: State, seen: Seen, greedy: bool = False
+    ) -> tuple[Action, Tensor, Tensor, State]:
+        """(action, log_prob [N], value [N], new state) of a step of N envs."""
+        features, elements, remembered, *new = self.encode(obs, state, seen)
+        action, log_prob, _ = self.head(self.actor(features), remembered, obs, None, greedy)
+        state = State(*new, embed_action(self.head, action, elements, obs))
+        return action, log_prob, self.value(features, obs), state
+
+    def forward(self, obs: Obs, state: State, seen: Seen, action: Action) -> tuple[Tensor, ...]:
+        """(action, log_prob [B], entropy [B], value [B]) of actions that were taken."""
+        features, _, remembered, *_ = self.encode(obs, state, seen, action)
+        outputs = self.head(self.actor(features), remembered, obs, action)
+        return *outputs, self.value(features, obs)
 
 
 # --- shared: run ---

@@ -23,7 +23,7 @@ from cleanrl_graph import ppo_lstm_sparse as script
 
 T = 128  # steps
 DIM = 64  # width of the inputs
-CELLS = {"mingru": script.MinGRU, "lstm": torch.nn.LSTM, "gru": script.GRU}
+CELLS = {"mingru": script.MinGRU, "lstm": script.LSTM, "gru": torch.nn.GRU}
 TASKS = {
     "CartPole without velocities": "--env-id envs:StatelessCartPole-v1",
     "GraphExplore, a state per node": "--env-id envs:GraphExplore-v0",
@@ -56,12 +56,12 @@ def lengths_of(num_envs: int, ends: bool, rng: np.random.Generator) -> np.ndarra
 
 def forward_and_backward(cell: torch.nn.Module, lengths: np.ndarray, H: int) -> Callable:
     x = torch.randn(lengths.sum(), DIM, requires_grad=True)  # as it comes from layers that learn
-    state = [torch.randn(len(lengths), H)] * (2 if isinstance(cell, torch.nn.LSTM) else 1)
+    state = torch.randn(2 if isinstance(cell, script.LSTM) else 1, len(lengths), H)
     events, begin = np.arange(len(x)), np.arange(len(lengths))
 
     def call() -> None:
         x.grad = None
-        (h,) = script.run_cell(cell, x, state, events, lengths, begin)
+        h, _ = script.run_cell(cell, x, state, events, lengths, begin)
         h.square().mean().backward()
 
     return call

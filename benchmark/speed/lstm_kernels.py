@@ -87,17 +87,18 @@ def state_systems(density: float, seen: float, H: int, rng: np.random.Generator)
     sparse = script.SparseLSTM(D, 0, True, script.Args(lstm_dim=H, gnn_dim=D))
     sparse.token = nn.Identity()  # the LSTM sees x
     hidden = {"h": torch.randn(N * num, H).tanh(), "c": torch.randn(N * num, H)}
-    state = {"num": torch.full((N,), num), "keys": torch.from_numpy(keys.ravel()), **hidden}
+    values = torch.stack(list(hidden.values()), 1)
+    nodes = script.Entries(np.arange(N).repeat(num), keys.ravel(), values)
+    none = np.zeros((0, 2), np.int64)
+    edges = script.Entries(none[:, 0], none, torch.zeros(0, 0))
+    state = script.State(nodes, edges, torch.zeros(N, 0))
     weights = sparse.cell._flat_weights
     env, step, slot = np.nonzero(is_seen)
-    seen = {
-        "num": torch.from_numpy(counts),
-        "keys": torch.from_numpy(ids.copy()),
-        "starts": torch.from_numpy(starts.ravel()),
-    }
+    rewards = np.zeros(N * T, np.float32)
+    seen = script.Seen(starts.ravel(), rewards, np.arange(N * T).repeat(counts), ids, none)
 
     def ours():
-        output, readout = sparse(x, script.Timeline(state, seen))
+        output, readout, *_ = sparse(x, None, state, seen)
         return torch.cat([output.flatten(), readout[:, :H].flatten()])
 
     dense_x, mask = torch.zeros(T, N, NODES, D), torch.zeros(T, N, NODES, 1, dtype=torch.bool)
@@ -146,9 +147,10 @@ def state_systems(density: float, seen: float, H: int, rng: np.random.Generator)
         return torch.cat([torch.cat(outputs)[back].flatten(), torch.stack(readouts, 1).flatten()])
 
     size = lambda values: sum(v.nbytes for v in values.values())
+    size_of_ours = sum(part.nbytes for part in nodes)
     systems = {"sparse (ours)": ours, "loop, gather and scatter": gather_scatter}
     systems["zero-padded"] = zero_padded
-    sizes = [size(state), size(hidden) + N * num, size(dense)]
+    sizes = [size_of_ours, size(hidden) + N * num, size(dense)]
     return systems, list(sparse.cell.parameters()), dict(zip(systems, sizes))
 
 
@@ -191,8 +193,8 @@ def kernel_systems(H: int, num_envs: int, rng: np.random.Generator):
     """(systems, parameters, lengths of the fragments) for one LSTM per env with resets."""
     starts = long_tailed(num_envs, T, rng)
     lengths = np.diff(np.append(np.flatnonzero(starts), num_envs * T))
-    lstm, x = nn.LSTM(H, H), torch.randn(num_envs * T, H)
-    hx = [torch.zeros(len(lengths), H)] * 2
+    lstm, x = script.LSTM(H, H), torch.randn(num_envs * T, H)
+    state = torch.zeros(2, len(lengths), H)
     keep = torch.from_numpy(~starts).T[..., None]
     by_time = x.view(num_envs, T, H).transpose(0, 1).contiguous()
 
@@ -205,13 +207,13 @@ def kernel_systems(H: int, num_envs: int, rng: np.random.Generator):
         return torch.stack(outputs, 1).flatten(0, 1)
 
     def packed():
-        output = lstm(pack_sequence(x.split(lengths.tolist()), enforce_sorted=False))[0]
+        output = lstm(pack_sequence(x.split(lengths.tolist()), enforce_sorted=False), state)[0]
         return torch.cat(nn.utils.rnn.unpack_sequence(output))
 
     valid = torch.from_numpy(np.arange(lengths.max()) < lengths[:, None])
     numbers = np.arange(len(x)), lengths, np.arange(len(lengths))
-    padded = lambda: lstm(pad_sequence(x.split(lengths.tolist())))[0].transpose(0, 1)[valid]
-    staircase = lambda: script.run_cell(lstm, x, hx, *numbers)[0]
+    padded = lambda: lstm(pad_sequence(x.split(lengths.tolist())), state)[0].transpose(0, 1)[valid]
+    staircase = lambda: script.run_cell(lstm, x, state, *numbers)[0]
     systems = {"loop over steps": loop, "PackedSequence": packed}
     systems |= {"zero-padded": padded, "staircase (ours)": staircase}
     return systems, list(lstm.parameters()), lengths

@@ -32,6 +32,7 @@ register(
     "memory:StatelessCartPoleEnv",
     max_episode_steps=500,
 )
+register("Courier-v0", "courier:CourierEnv")
 register("Crowd-v0", "crowd:CrowdEnv")
 register("Recall-v0", "memory:RecallEnv")
 register("Recall50-v0", "memory:RecallEnv", kwargs={"length": 50})

@@ -183,6 +183,7 @@ class Cell:
         if policy.args.remember_edges:
             raise ValueError("--remember-edges cannot be exported")
         self.embed_action = policy.script.embed_action
+        self.pool = policy.script.pool
         self.parts = ["h", "c"] if policy.args.cell == "lstm" else ["h"]
         num = "entries" if agent.group else "B"
         self.forms = {"action": form("float32", "B", agent.action_dim)}
@@ -202,6 +203,8 @@ class Cell:
             x = torch.cat([nodes.values, past[nodes.batch]], 1)
             seen = {"env": nodes.batch, "node_id": obs["node_ids"].values.long()}
             out, readout = self.per_node(agent.memory, x, seen, memory)
+            visible = self.pool(out, nodes.ptr, ["mean", "max"])
+            readout = torch.cat([readout, visible], 1)
             values = torch.cat([nodes.values, out], 1)
             remembered[agent.group] = nodes._replace(values=values)
         else:
@@ -215,13 +218,9 @@ class Cell:
 
     def new_state(self, net: nn.Module, x: Tensor, before: Tensors) -> Tensors:
         """{part: [rows, H]}"""
-        tokens = net.token(x)
-        if isinstance(net.cell, nn.Linear):  # a minGRU; each row is a sequence of its own
-            rows = torch.arange(len(tokens), device=x.device)
-            return {"h": net.cell(tokens, before["h"], rows)}
-        parts = tuple(before[name][None] for name in self.parts)
-        _, after = net.cell(tokens[None], parts)
-        return {name: rows[0] for name, rows in zip(self.parts, after)}
+        state = torch.stack([before[name] for name in self.parts])
+        _, after = net.cell(net.token(x)[None], state)
+        return dict(zip(self.parts, after))
 
     def per_node(
         self, net: nn.Module, x: Tensor, seen: Tensors, memory: Tensors

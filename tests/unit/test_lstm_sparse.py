@@ -22,6 +22,7 @@ from helpers import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._pytree import tree_leaves
 
 from cleanrl_graph import ppo_lstm_sparse as script
 
@@ -79,7 +80,7 @@ class DenseState:
             self.messages[k] = torch.stack(messages).mean(0) if messages else 0 * self.h[k]
         out = [h + messages for h, messages in zip(self.h, self.messages)]
         num = torch.tensor(float(self.mask.sum()), dtype=torch.double)
-        total = (torch.stack(out) * torch.from_numpy(self.mask)[:, None]).sum(0)
+        total = (torch.stack(self.h) * torch.from_numpy(self.mask)[:, None]).sum(0)
         return [out[k] for k in ids], torch.cat([total / num.clamp(min=1), num.log1p()[None]])
 
     def detach(self):
@@ -102,47 +103,35 @@ def random_steps(rng, num_envs, num_steps, num_keys, density, reset):
     return names, [[step() for _ in range(num_steps)] for _ in range(num_envs)]
 
 
-def memory_inputs(steps, names, edges):
-    """(x, what a Timeline is told to be seen, features of edges) of steps[env][t]."""
+def memory_inputs(steps, names):
+    """(x, features of edges, Seen) of steps[env][t]."""
     flat = [step for env in steps for step in env]
-    ids = [names[ids.astype(int)] for _, ids, *_ in flat]
-    seen = {
-        "starts": torch.tensor([start for *_, start in flat]),
-        "num": torch.tensor([len(keys) for keys in ids]),
-        "keys": torch.from_numpy(np.concatenate(ids)),
-    }
-    features = {}
-    if edges:
-        links = [links for _, _, links, *_ in flat]
-        seen["num_edges"] = torch.tensor([len(pairs) for pairs in links])
-        seen["links"] = torch.from_numpy(np.concatenate(links))
-        features["edge_attr"] = torch.cat([step[3] for step in flat])
-    return torch.cat([step[0] for step in flat]), seen, features
+    num = np.array([len(ids) for _, ids, *_ in flat])
+    firsts = num.cumsum() - num
+    seen = script.Seen(
+        starts=np.array([start for *_, start in flat]),
+        rewards=np.zeros(len(flat), np.float32),
+        step=np.arange(len(flat)).repeat(num),
+        keys=names[np.concatenate([ids for _, ids, *_ in flat]).astype(int)],
+        links=np.concatenate([first + step[2] for first, step in zip(firsts, flat)]),
+    )
+    return torch.cat([step[0] for step in flat]), torch.cat([step[3] for step in flat]), seen
 
 
-def empty_state(num_envs, width=4):
+def empty_state(num_envs, parts):
     """The state of envs that remember nothing, as a Memory begins with it."""
-    num = torch.zeros(num_envs, dtype=torch.int64)
-    vectors = torch.zeros(0, width, dtype=torch.double)
-    state = {"num": num, "h": vectors, "c": vectors, "messages": vectors, "num_edges": num}
-    return state | {"action": torch.zeros(num_envs, 2)}
-
-
-def forget(state, starts):
-    """The state as a Memory has it in a step where some envs start an episode."""
-    envs = np.where(starts, 0, 1 + np.arange(len(starts)))
-    return script.select(script.join_states([empty_state(1), state]), envs)
+    none = np.zeros(0, np.int64)
+    nodes = script.Entries(none, none, torch.zeros(0, parts, 4, dtype=torch.double))
+    edges = script.Entries(none, np.zeros((0, 2), np.int64), torch.zeros(0, 2, dtype=torch.double))
+    return script.State(nodes, edges, torch.zeros(num_envs, 2))
 
 
 def through(memory, steps, names, state):
-    """(outputs, readouts, Timeline) of steps[env][t] from a state."""
-    x, seen, features = memory_inputs(steps, names, memory.message is not None)
-    starts = seen["starts"].view(len(steps), -1)[:, 0]
-    timeline = script.Timeline(forget(state, starts.numpy()), seen)
-    timeline.add(features)
-    out, readout = memory(x, timeline)
-    timeline.action = torch.ones(len(steps), 2)
-    return out, readout, timeline
+    """(outputs, readouts, new state if there is a single step) of steps[env][t] from a state."""
+    x, features, seen = memory_inputs(steps, names)
+    starts = seen.starts.reshape(len(steps), -1)[:, 0]
+    out, readout, *new = memory(x, features, state.forget(starts), seen)
+    return out, readout, script.State(*new, torch.ones(len(steps), 2))
 
 
 def make_memory(remember_edges, kind="lstm"):
@@ -157,11 +146,11 @@ def make_memory(remember_edges, kind="lstm"):
 
 def walk(memory, steps, names):
     """([(outputs per env, readouts)] of each step, all states) one step at a time."""
-    states, results = [empty_state(len(steps))], []
+    states, results = [empty_state(len(steps), memory.parts)], []
     for t in range(len(steps[0])):
         now = [[env[t]] for env in steps]
-        out, readout, timeline = through(memory, now, names, states[-1])
-        states.append(timeline.newest())
+        out, readout, state = through(memory, now, names, states[-1])
+        states.append(state)
         results.append((out.split([len(env[t][1]) for env in steps]), readout))
     return results, states
 
@@ -217,55 +206,54 @@ def test_dense_state_is_the_oracle(seed, density, reset, remember_edges, split, 
         grads.append(torch.autograd.grad((a * weight).sum() + (b * other).sum() + zero, leaves))
     assert_close(grads[1], grads[0])
 
+    parts = ["h", "c"][: memory.parts]
     for i, oracle in enumerate(dense):
-        state, seen = script.select(states[-1], np.array([i])), np.flatnonzero(oracle.mask)
-        assert state["keys"].tolist() == names[seen].tolist() and state["keys"].dtype == torch.int64
-        assert state["num"].tolist() == [len(seen)]
-        names_of = ["h"] + ["c"] * (kind == "lstm") + ["messages"] * remember_edges
-        others = {"h", "c", "messages"} & state.keys() - set(names_of)
-        assert not any(len(state[name]) for name in others)  # before anything was seen
-        for name in names_of:
-            assert len(state[name]) == len(seen)
-            if len(seen):
-                expected = torch.stack([getattr(oracle, name)[k] for k in seen]).detach()
-                assert_close(state[name], expected)
-        if remember_edges:
-            known = sorted(oracle.edges.items())
-            ends = [[names[u], names[v]] for (u, v), _ in known]
-            assert state["keys"][state["links"]].tolist() == ends
-            assert state["links"].dtype == torch.int64
-            assert state["num_edges"].tolist() == [len(known)]
-            if known:
-                assert_close(state["edge_attr"], torch.stack([feature for _, feature in known]))
-    assert torch.equal(states[-1]["action"], torch.ones(num_envs, 2))
+        nodes, edges, action = states[-1].select(np.array([i]))
+        known = np.flatnonzero(oracle.mask)
+        assert nodes.keys.tolist() == names[known].tolist() and nodes.keys.dtype == np.int64
+        assert not nodes.env.any() and len(nodes.values) == len(known)
+        for k, vectors in zip(known, nodes.values):
+            assert_close(
+                vectors, torch.stack([getattr(oracle, name)[k] for name in parts]).detach()
+            )
+        known = sorted(oracle.edges.items())
+        assert edges.keys.tolist() == [[names[u], names[v]] for (u, v), _ in known]
+        assert edges.keys.dtype == np.int64 and not edges.env.any()
+        if known:
+            assert_close(edges.values, torch.stack([feature for _, feature in known]))
+        assert torch.equal(action, torch.ones(1, 2))
+    joined = script.join_states([states[-1].select(np.array([i])) for i in range(num_envs)])
+    for a, b in zip((*joined.nodes, *joined.edges), (*states[-1].nodes, *states[-1].edges)):
+        np.testing.assert_array_equal(a, b)
 
 
 # ---- the kernel ----
-@pytest.mark.parametrize("kind", [torch.nn.LSTM, script.GRU, script.MinGRU])
+@pytest.mark.parametrize("kind", [script.LSTM, torch.nn.GRU, script.MinGRU])
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(1, 25), min_size=1, max_size=20), st.integers(0, 2**32 - 1))
 def test_kernel(kind, lengths, seed):
-    """The staircase equals nn.LSTM or nn.GRU packed and a loop, gradients included."""
+    """The staircase equals the cell on a PackedSequence and a loop, gradients included."""
     torch.manual_seed(seed)
-    lstm, lengths, H = kind(3, 4).double(), np.array(lengths), 4
+    net, lengths, H = kind(3, 4).double(), np.array(lengths), 4
     x = torch.randn(lengths.sum(), 3, dtype=torch.double, requires_grad=True)
-    parts = "hc" if kind is torch.nn.LSTM else "h"
-    hx = [torch.randn(len(lengths), H, dtype=torch.double, requires_grad=True) for _ in parts]
-    leaves = [x, *hx, *lstm.parameters()]
+    shape = (1 + (kind is script.LSTM), len(lengths), H)
+    state = torch.randn(shape, dtype=torch.double, requires_grad=True)
+    leaves = [x, state, *net.parameters()]
     events = np.random.default_rng(seed).permutation(len(x))
     sequences, loop = x[events].split(lengths.tolist()), []
-    for sequence, h, c in zip(sequences, hx[0], hx[-1]):
+    for sequence, h, c in zip(sequences, state[0], state[-1]):
         for row in sequence:
-            h, c = cell(lstm, row, h, c)
+            h, c = cell(net, row, h, c)
             loop.append(h)
-    ours = script.run_cell(lstm, x, hx, events, lengths, np.arange(len(lengths)))[0][events]
-    results = [ours, torch.stack(loop)]
-    if kind is not script.MinGRU:
-        rnn = torch.nn.utils.rnn
-        state = tuple(v[None] for v in hx)
-        packed = lstm(rnn.pack_sequence(sequences, enforce_sorted=False), state)[0]
-        results.append(torch.cat(rnn.unpack_sequence(packed)))
+    h, after = script.run_cell(net, x, state, events, lengths, np.arange(len(lengths)))
+    assert (after is None) == (len(x) > len(lengths))
+    ours, rnn = h[events], torch.nn.utils.rnn
+    order = np.argsort(-lengths, kind="stable")
+    packed = rnn.pack_sequence([sequences[k] for k in order])
+    unpacked = rnn.unpack_sequence(net(packed, state[:, order])[0])
+    packed = torch.cat([unpacked[k] for k in np.argsort(order)])
     weight = torch.randn_like(ours)
+    results = [ours, torch.stack(loop), packed]
     grads = [torch.autograd.grad((v * weight).sum(), leaves, retain_graph=True) for v in results]
     for value, gradients in zip(results[1:], grads[1:]):
         assert_close(ours, value)
@@ -279,11 +267,11 @@ def test_scan(num_rows):
     a = torch.rand(num_rows, 4, dtype=torch.double)
     a[torch.rand(num_rows) < 0.3] = 0
     b = torch.randn(num_rows, 4, dtype=torch.double)
-    a[0] = torch.nan  # of no use to anybody
-    leaves, h = [own.requires_grad_() for own in (a, b)], [b[0]]
-    for t in range(1, num_rows):
+    state = torch.randn(1, 4, dtype=torch.double)
+    leaves, h = [own.requires_grad_() for own in (a, b, state)], [state[0]]
+    for t in range(num_rows):
         h.append(a[t] * h[-1] + b[t])
-    results = [script.Scan.apply(*leaves), torch.stack(h)]
+    results = [script.Scan.apply(*leaves), torch.stack(h[1:])]
     assert_close(*results)
     weight = torch.randn_like(b)
     grads = [
@@ -296,15 +284,15 @@ def test_kernel_pads_little():
     """A stair ends before 50 places are empty, and no sooner."""
     calls = []
 
-    class Spy(torch.nn.LSTM):
-        def forward(self, x, hx):
+    class Spy(script.LSTM):
+        def forward(self, x, state):
             calls.append(x.shape[:2].numel())
-            return super().forward(x, hx)
+            return super().forward(x, state)
 
     lengths = np.arange(1, 129)
     x = torch.zeros(lengths.sum(), 2)
-    hx = [torch.zeros(128, 2)] * 2
-    script.run_cell(Spy(2, 2), x, hx, np.arange(len(x)), lengths, lengths - 1)
+    state = torch.zeros(2, 128, 2)
+    script.run_cell(Spy(2, 2), x, state, np.arange(len(x)), lengths, lengths - 1)
     assert len(calls) == 13  # each of 10 steps, but the last
     assert 40 * len(calls) < sum(calls) - len(x) < 50 * len(calls)
 
@@ -350,15 +338,14 @@ def test_state_is_sparse():
     sizes = []
     for _ in range(2):
         collect(part)
-        sizes.append(sum(values.nbytes for values in part.memory.state().values()))
-    state = part.memory.state()
-    assert state["num"].tolist() == [40] * 4 and sizes[0] <= sizes[1]
-    for env, keys in zip(part.envs.envs, state["keys"].split(40)):
+        sizes.append(sum(values.nbytes for values in tree_leaves(part.memory.state())))
+    nodes = part.memory.state()["nodes"]
+    assert nodes["env"].tolist() == np.arange(4).repeat(40).tolist() and sizes[0] <= sizes[1]
+    for env, keys in zip(part.envs.envs, nodes["keys"].reshape(4, 40)):
         assert keys.tolist() == sorted(env.unwrapped.known)
     dense = 4 * 400 * 2 * 32 * 4
     assert 0.1 * dense < sizes[1] < 0.11 * dense
-    stored = sum(values.untyped_storage().nbytes() for values in state.values())
-    assert stored < 0.11 * dense  # no views of more
+    assert nodes["values"].untyped_storage().nbytes() < 0.11 * dense  # no view of more
 
 
 class Fleet(SmallEnv):
@@ -393,13 +380,12 @@ def test_ids_of_nodes_beside_rows_that_act(tmp_path, monkeypatch):
 def test_inputs_of_the_memory(name, on):
     """Previous action and reward matter with their flags, but not in a first step."""
     part = collect(begun([RandomEnv] * 5, **{f"prev_{name}": on}))
-    state, starts = part.memory.state(), np.array([False] * 4 + [True])
-    changed = state | {"action": state["action"] + 1} if name == "action" else state
+    starts, state = np.array([False] * 4 + [True]), part.memory.now
+    changed = state._replace(action=state.action + 1) if name == "action" else state
     obs, values = part.memory.storage.append(part.step.obs), []
     for reward, before in ((1, state), (2, changed)):
-        seen = part.memory.look(part.step.obs, starts, np.full(5, reward, np.float32))
-        timeline = script.Timeline(before, seen)
-        values.append(part.agent(obs, timeline, greedy=True)[3])
+        seen = part.agent.look(obs, starts, np.full(5, reward, np.float32))
+        values.append(part.agent.act(obs, before, seen, greedy=True)[2])
     assert (values[0] != values[1]).tolist() == [on] * 4 + [False]
 
 

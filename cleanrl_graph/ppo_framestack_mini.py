@@ -1,4 +1,4 @@
-"""PPO that sees the last steps: CleanRL's ppo.py with frame stacking that copies nothing.
+"""PPO that sees the last steps: CleanRL's ppo.py with frame stacking that stores each step once.
 
     python cleanrl_graph/ppo_framestack_mini.py
     python cleanrl_graph/ppo_framestack_mini.py --env-id your_module:YourEnv-v0 --num-views 4
@@ -63,7 +63,7 @@ class Args:
     ent_coef: float = 0.0
     """coefficient of the entropy"""
     vf_coef: float = 0.5
-    """coefficient of the value function, whose loss is over 1 + the variance of the returns"""
+    """coefficient of the value loss, which is divided by 1 + the variance of the returns"""
     max_grad_norm: float = 0.5
     """the maximum norm for the gradient clipping"""
     hidden_dim: int = 256
@@ -85,7 +85,7 @@ def layer_init(layer: nn.Linear, std: float = np.sqrt(2)) -> nn.Linear:
 
 
 class Agent(nn.Module):
-    """CleanRL's, on views [B, any] of the last steps."""
+    """CleanRL's actor and critic, on views of the last steps [B, num_inputs]."""
 
     def __init__(self, num_inputs: int, num_actions: int, args: Args):
         super().__init__()
@@ -119,7 +119,7 @@ class Agent(nn.Module):
 if __name__ == "__main__":
     args = tyro.cli(Args)
     batch_size = args.num_envs * args.num_steps
-    num_iterations = args.total_timesteps // batch_size
+    num_iterations = max(1, args.total_timesteps // batch_size)
     run_name = f"{args.env_id.split(':')[-1]}__{args.exp_name}__{args.seed}__{int(time.time())}"
     writer = SummaryWriter(f"runs/{run_name}")
     writer.add_text("hyperparameters", str(vars(args)))
@@ -128,7 +128,7 @@ if __name__ == "__main__":
     torch.manual_seed(args.seed)
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
 
-    # env_id's module may be in the current folder; the script's, whose `envs` hides yours, is last
+    # env_id's module may be in the current folder, beside this script, or in this script's package
     folder = sys.path[0]
     sys.path[0] = os.getcwd()
     sys.path += [folder, os.path.dirname(folder)]
@@ -136,28 +136,29 @@ if __name__ == "__main__":
     envs = [gym.wrappers.RecordEpisodeStatistics(env) for env in envs]
     num_features = int(np.prod(envs[0].observation_space.shape))
     num_actions = int(envs[0].action_space.n)
+    first_action = int(envs[0].action_space.start)
     agent = Agent(args.num_views * (num_features + num_actions), num_actions, args).to(device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
 
-    # The table: row K + t is step t of the rollout, for the K rows before it see above
+    # The table: row K + t is step t of the rollout, the K rows before are steps of the last one
     K = args.num_views - 1
     shifts = torch.arange(-K, 1, device=device)  # of views, 0 is the present step
     table_size = (K + args.num_steps + 1, args.num_envs)
     obs = torch.zeros(*table_size, num_features, device=device)
     last_actions = torch.zeros(table_size, dtype=torch.int64, device=device)  # before each obs
 
-    def views(step: torch.Tensor, env: torch.Tensor, age: torch.Tensor) -> torch.Tensor:
+    def views(step: int | torch.Tensor, env: torch.Tensor, age: torch.Tensor) -> torch.Tensor:
         """What is seen at steps [B] of environments [B] that were `age` [B] steps into their
         episodes, [B, num_views * (num_features + num_actions)]."""
-        rows = K + step[:, None] + shifts  # [B, num_views]
+        rows = K + (step + torch.zeros_like(env))[:, None] + shifts  # [B, num_views]
         age_there = (age[:, None] + shifts)[..., None]  # below 0 before the episode
-        seen = obs[rows, env[:, None]] * (age_there >= 0)
+        seen = torch.where(age_there >= 0, obs[rows, env[:, None]], 0.0)
         last = nn.functional.one_hot(last_actions[rows, env[:, None]], num_actions)
         return torch.cat([seen, last * (age_there > 0)], 2).flatten(1)
 
     shape = (args.num_steps, args.num_envs)
     all_envs = torch.arange(args.num_envs, device=device)
-    ages = torch.zeros(shape, dtype=torch.int64, device=device)  # steps of its episode before it
+    ages = torch.zeros(shape, dtype=torch.int64, device=device)  # steps since the episode began
     actions = torch.zeros(shape, dtype=torch.int64, device=device)
     logprobs = torch.zeros(shape, device=device)
     rewards = torch.zeros(shape, device=device)
@@ -178,22 +179,24 @@ if __name__ == "__main__":
             obs[K + step] = to_tensor(next_obs, device)
             ages[step] = next_age
             with torch.no_grad():
-                seen = views(torch.full_like(all_envs, step), all_envs, next_age)
+                seen = views(step, all_envs, next_age)
                 action, logprob, _, value = agent.get_action_and_value(seen)
             actions[step] = action
             logprobs[step] = logprob
             values[step] = value
             last_actions[K + step + 1] = action
             next_age = next_age + 1
-            for i, choice in enumerate(action.cpu().numpy()):
+            for i, choice in enumerate(action.cpu().numpy() + first_action):
                 next_obs[i], reward, terminated, truncated, info = envs[i].step(choice)
                 global_step += 1
                 rewards[step, i] = float(reward)
                 dones[step, i] = float(terminated or truncated)
-                if truncated and not terminated:  # V stands for the rewards that would follow
-                    obs[K + step + 1, i] = to_tensor(next_obs[i : i + 1], device)[0]
+                if truncated and not terminated:  # bootstrap: a time limit is no end
+                    obs[K + step + 1, i] = to_tensor(next_obs[i : i + 1], device)[
+                        0
+                    ]  # until it is reset
                     k = all_envs[i : i + 1]
-                    seen = views(torch.full_like(k, step + 1), k, next_age[k])
+                    seen = views(step + 1, k, next_age[k])
                     rewards[step, i] += args.gamma * agent.get_value(seen)[0]
                 if terminated or truncated:
                     episode = info["episode"]
@@ -205,8 +208,7 @@ if __name__ == "__main__":
 
         # Generalised advantage estimation
         obs[K + args.num_steps] = to_tensor(next_obs, device)
-        seen = views(torch.full_like(all_envs, args.num_steps), all_envs, next_age)
-        next_value = agent.get_value(seen)
+        next_value = agent.get_value(views(args.num_steps, all_envs, next_age))
         advantages = torch.zeros_like(rewards)
         lastgaelam = 0
         for t in reversed(range(args.num_steps)):
@@ -232,7 +234,7 @@ if __name__ == "__main__":
                 _, newlogprob, entropy, newvalue = agent.get_action_and_value(seen, b_actions[mb])
                 logratio = newlogprob - b_logprobs[mb]
                 ratio = logratio.exp()
-                if not clipfracs:  # before the optimizer's first step: 0 but for rounding
+                if not clipfracs:  # no update yet: 0 up to rounding, or acting saw other inputs
                     mismatch = (ratio - 1).abs().max()
                 clipfracs.append(((ratio - 1).abs() > args.clip_coef).float().mean())
                 mb_advantages = b_advantages[mb]

@@ -3,9 +3,10 @@
     python cleanrl_graph/ppo_graph_mini.py
     python cleanrl_graph/ppo_graph_mini.py --env-id your_module:YourEnv-v0 --gae-lambda 0.95
 
-An observation is {"graph": GraphInstance, "action_mask": [n]}. Each node has a vector or category,
-each edge may have one; the action is the index of a node with mask 1. Nothing is padded: the rows
-of all graphs stand one after the other, and a minibatch is a selection of these rows.
+An observation is a Dict {"graph": GraphInstance, "action_mask": [n]} for n nodes. Each node has a
+vector or category, each edge may have one, and sends messages from its first to its second node.
+The action is the index of a node with mask 1. Nothing is padded: the rows of all graphs stand one
+after the other, and a minibatch is a selection of these rows.
 
 Papers: PPO (Schulman et al. 2017, arXiv:1707.06347), GAE (Schulman et al. 2015, arXiv:1506.02438),
 GINE (Hu et al. 2020, arXiv:1905.12265), pointer networks (Vinyals et al. 2015, arXiv:1506.03134).
@@ -66,7 +67,7 @@ class Args:
     ent_coef: float = 0.01
     """coefficient of the entropy"""
     vf_coef: float = 0.5
-    """coefficient of the value function, whose loss is over 1 + the variance of the returns"""
+    """coefficient of the value loss, which is divided by 1 + the variance of the returns"""
     max_grad_norm: float = 0.5
     """the maximum norm for the gradient clipping"""
     gnn_dim: int = 64
@@ -90,23 +91,24 @@ def select(all_rows: Ragged, idx: np.ndarray) -> Ragged:
     """The rows of the observations idx, in their order: where num is [3, 1, 2], those of [2, 0] are
     [4, 5, 0, 1, 2]."""
     num = all_rows.num[idx]
-    shift = (all_rows.num.cumsum() - all_rows.num)[idx] - (num.cumsum() - num)
-    return Ragged(all_rows.rows[np.arange(num.sum()) + shift.repeat(num)], num)
+    first = (all_rows.num.cumsum() - all_rows.num)[idx]  # row of each of them
+    within = np.arange(num.sum()) - (num.cumsum() - num).repeat(num)  # 0, 1, ... in each
+    return Ragged(all_rows.rows[first.repeat(num) + within], num)
 
 
 def collate(observations: list[dict], space: gym.spaces.Graph) -> dict[str, Ragged]:
-    """B observations. Links count the nodes of their own graph, so any graphs can be selected."""
+    """B observations. Links are local to their graph, so any graphs can be selected."""
     graphs = [obs["graph"] for obs in observations]
-    none = np.zeros((0, 2), np.int64)
-    obs = {
+    no_links = np.zeros((0, 2), np.int64)
+    batch = {
         "nodes": ragged([graph.nodes for graph in graphs]),
         "mask": ragged([np.ravel(obs["action_mask"]) for obs in observations]),
-        "links": ragged([none if g.edge_links is None else g.edge_links for g in graphs]),
+        "links": ragged([no_links if g.edge_links is None else g.edge_links for g in graphs]),
     }
     if space.edge_space is not None:
-        none = np.zeros((0, *space.edge_space.shape), space.edge_space.dtype)
-        obs["edges"] = ragged([none if g.edges is None else g.edges for g in graphs])
-    return obs
+        no_edges = np.zeros((0, *space.edge_space.shape), space.edge_space.dtype)
+        batch["edges"] = ragged([no_edges if g.edges is None else g.edges for g in graphs])
+    return batch
 
 
 def features(space: gym.Space, rows: torch.Tensor) -> torch.Tensor:
@@ -175,7 +177,7 @@ class Agent(nn.Module):
         h = self.embed(graphs.x)
         for norm, conv in zip(self.norms, self.convs):
             h = h + conv(norm(h), *edges).relu()
-        B = graphs.num_graphs  # the last graph of an episode may have no nodes
+        B = graphs.num_graphs  # a graph without nodes, as a last one may be, is not in batch
         mean = scatter(h, graphs.batch, dim_size=B, reduce="mean")
         largest = scatter(h, graphs.batch, dim_size=B, reduce="max")
         size = graphs.ptr.diff().log1p()[:, None]  # neither mean nor maximum shows it
@@ -192,14 +194,15 @@ class Agent(nn.Module):
         B = graphs.num_graphs
         key = self.key(h)  # [nodes, dim]
         query = self.actor(pooled)[graphs.batch]  # [nodes, dim]: that of the node's graph
-        logits = self.score(torch.tanh(key + query)).squeeze(1)  # as in additive attention, and
-        logits = logits + (key * query).sum(1) / key.shape[1] ** 0.5  # as in scaled dot products
+        # additive attention + scaled dot product
+        logits = self.score(torch.tanh(key + query)).squeeze(1)
+        logits = logits + (key * query).sum(1) / key.shape[1] ** 0.5
         logits = logits.masked_fill(~graphs.mask, -1e9)
         probs = softmax(logits, graphs.batch, num_nodes=B)  # [nodes]: they sum to 1 in each graph
         logprobs = probs.clamp(min=1e-20).log()  # in the entropy 0 * -inf would be nan
-        if action is None:  # the node with the largest p / Exp(1) of its graph is a draw from p
-            race = probs / torch.empty_like(probs).exponential_()
-            wins = race == scatter(race, graphs.batch, dim_size=B, reduce="max")[graphs.batch]
+        if action is None:  # the largest p / Exp(1) of a graph is a draw from p (Gumbel-max trick)
+            noisy = probs / torch.empty_like(probs).exponential_()
+            wins = noisy == scatter(noisy, graphs.batch, dim_size=B, reduce="max")[graphs.batch]
             index = torch.arange(len(h), device=h.device) - graphs.ptr[graphs.batch]
             action = scatter(index * wins, graphs.batch, dim_size=B, reduce="max")
         logprob = logprobs[graphs.ptr[:-1] + action]
@@ -210,7 +213,7 @@ class Agent(nn.Module):
 if __name__ == "__main__":
     args = tyro.cli(Args)
     batch_size = args.num_envs * args.num_steps
-    num_iterations = args.total_timesteps // batch_size
+    num_iterations = max(1, args.total_timesteps // batch_size)
     run_name = f"{args.env_id.split(':')[-1]}__{args.exp_name}__{args.seed}__{int(time.time())}"
     writer = SummaryWriter(f"runs/{run_name}")
     writer.add_text("hyperparameters", str(vars(args)))
@@ -219,7 +222,7 @@ if __name__ == "__main__":
     torch.manual_seed(args.seed)
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
 
-    # env_id's module may be in the current folder; the script's, whose `envs` hides yours, is last
+    # env_id's module may be in the current folder, beside this script, or in this script's package
     folder = sys.path[0]
     sys.path[0] = os.getcwd()
     sys.path += [folder, os.path.dirname(folder)]
@@ -262,7 +265,7 @@ if __name__ == "__main__":
                 global_step += 1
                 rewards[step, i] = float(reward)
                 dones[step, i] = float(terminated or truncated)
-                if truncated and not terminated:  # V stands for the rewards that would follow
+                if truncated and not terminated:  # bootstrap: a time limit is no end
                     graphs = to_batch(collate([next_obs[i]], space), space, device)
                     rewards[step, i] += args.gamma * agent.get_value(graphs)[0]
                 if terminated or truncated:
@@ -300,7 +303,7 @@ if __name__ == "__main__":
                 _, newlogprob, entropy, newvalue = agent.get_action_and_value(graphs, b_actions[mb])
                 logratio = newlogprob - b_logprobs[mb]
                 ratio = logratio.exp()
-                if not clipfracs:  # before the optimizer's first step: 0 but for rounding
+                if not clipfracs:  # no update yet: 0 up to rounding, or acting saw other inputs
                     mismatch = (ratio - 1).abs().max()
                 clipfracs.append(((ratio - 1).abs() > args.clip_coef).float().mean())
                 mb_advantages = b_advantages[mb]

@@ -1,13 +1,12 @@
-"""PPO with a gated Transformer-XL: CleanRL's ppo.py for vectors, of which each step sees the last.
+"""PPO with a gated Transformer-XL: CleanRL's ppo.py with attention to the steps before.
 
     python cleanrl_graph/ppo_gtrxl_mini.py
     python cleanrl_graph/ppo_gtrxl_mini.py --env-id cleanrl_graph.envs:StatelessCartPole-v1
 
 Observations are vectors, the action is one of a list. A step attends to itself and to the
-`memory_length` steps before it in its episode. A rollout is a segment: all its steps are computed
-at once, one step of each environment is computed while it is collected, both by `GTrXL.forward`.
-What is kept of the steps before a segment are the inputs of the layers; keys and values are made
-anew, gradients do not reach them.
+`memory_length` steps before it in its episode. Acting runs `GTrXL.forward` on one step, learning
+runs it on a whole rollout at once. The memory holds what entered each layer at the steps before,
+without gradient; keys and values are computed from it anew.
 
 Papers: PPO (Schulman et al. 2017, arXiv:1707.06347), GAE (Schulman et al. 2015, arXiv:1506.02438),
 Transformer-XL (Dai et al. 2019, arXiv:1901.02860), GTrXL (Parisotto et al. 2019, arXiv:1910.06764).
@@ -64,7 +63,7 @@ class Args:
     ent_coef: float = 0.0
     """coefficient of the entropy"""
     vf_coef: float = 0.5
-    """coefficient of the value function, whose loss is over 1 + the variance of the returns"""
+    """coefficient of the value loss, which is divided by 1 + the variance of the returns"""
     max_grad_norm: float = 0.5
     """the maximum norm for the gradient clipping"""
     memory_length: int = 64
@@ -91,7 +90,7 @@ def layer_init(layer: nn.Linear, std: float = np.sqrt(2)) -> nn.Linear:
     return layer
 
 
-def encode(distances: torch.Tensor, dim: int) -> torch.Tensor:
+def positional_encoding(distances: torch.Tensor, dim: int) -> torch.Tensor:
     """Sines and cosines of distances, [any] to [any, dim]."""
     rates = 10000 ** -(torch.arange(0, dim, 2, device=distances.device) / dim)
     angles = distances[:, None] * rates
@@ -129,8 +128,8 @@ class Layer(nn.Module):
         self.v = nn.Linear(dim, dim, bias=False)
         self.r = nn.Linear(dim, dim, bias=False)  # the keys of distances
         self.out = nn.Linear(dim, dim, bias=False)
-        self.bias_key = nn.Parameter(torch.zeros(num_heads, dim // num_heads))
-        self.bias_distance = nn.Parameter(torch.zeros(num_heads, dim // num_heads))
+        self.bias_u = nn.Parameter(torch.zeros(num_heads, dim // num_heads))
+        self.bias_v = nn.Parameter(torch.zeros(num_heads, dim // num_heads))
         self.mlp = nn.Sequential(
             nn.LayerNorm(dim), nn.Linear(dim, 2 * dim), nn.ReLU(), nn.Linear(2 * dim, dim)
         )
@@ -146,16 +145,16 @@ class Layer(nn.Module):
         q = self.q(h[W:]).unflatten(2, (self.num_heads, -1))  # [T, B, heads, d]
         k = self.k(h).unflatten(2, (self.num_heads, -1))  # [S, B, heads, d]
         v = self.v(h).unflatten(2, (self.num_heads, -1))
-        logits = torch.einsum("tbhd,sbhd->bhts", q + self.bias_key, k)
+        logits = torch.einsum("tbhd,sbhd->bhts", q + self.bias_u, k)
         # q . r for each distance from 0 to W, then that of each pair of steps
-        r = self.r(encode(torch.arange(W + 1, device=x.device), x.shape[2]))
+        r = self.r(positional_encoding(torch.arange(W + 1, device=x.device), x.shape[2]))
         r = r.unflatten(1, (self.num_heads, -1))  # [W + 1, heads, d]
-        of_distance = torch.einsum("tbhd,whd->bhtw", q + self.bias_distance, r)
+        by_distance = torch.einsum("tbhd,whd->bhtw", q + self.bias_v, r)
         place = distance.clamp(0, W).expand(*logits.shape[:2], T, W + T)
-        logits = (logits + of_distance.gather(3, place)) / q.shape[3] ** 0.5
+        logits = (logits + by_distance.gather(3, place)) / q.shape[3] ** 0.5
         weights = logits.masked_fill(~seen, -torch.inf).softmax(3)
-        found = torch.einsum("bhts,sbhd->tbhd", weights, v).flatten(2)
-        x = self.gate_attention(x, self.out(found).relu())
+        attended = torch.einsum("bhts,sbhd->tbhd", weights, v).flatten(2)
+        x = self.gate_attention(x, self.out(attended).relu())
         return self.gate_mlp(x, self.mlp(x).relu())
 
 
@@ -188,7 +187,7 @@ class Agent(nn.Module):
         super().__init__()
         dim = args.hidden_dim
         self.num_actions = num_actions
-        self.norm = nn.BatchNorm1d(num_features, affine=False, momentum=None).eval()
+        self.norm = nn.BatchNorm1d(num_features, affine=False, momentum=None)  # of observations
         self.token = layer_init(nn.Linear(num_features + num_actions, args.dim))
         self.gtrxl = GTrXL(args)
         num_inputs = num_features + num_actions + args.dim
@@ -210,7 +209,7 @@ class Agent(nn.Module):
     def remember(self, obs, last, memory, age) -> tuple[torch.Tensor, torch.Tensor]:
         """Features [T * B, any] of T steps, which see the `last` action [T, B], and the memory."""
         T, B = last.shape
-        obs = self.norm(obs.flatten(0, 1)).clamp(-10, 10)  # by the mean and variance until now
+        obs = self.norm(obs.flatten(0, 1)).clamp(-10, 10)
         last = nn.functional.one_hot(last, self.num_actions) * (age > 0)[..., None]
         inputs = torch.cat([obs, last.flatten(0, 1)], 1)
         remembered, memory = self.gtrxl(self.token(inputs).unflatten(0, (T, B)), memory, age)
@@ -234,8 +233,8 @@ class Agent(nn.Module):
 if __name__ == "__main__":
     args = tyro.cli(Args)
     batch_size = args.num_envs * args.num_steps
-    assert args.num_envs % args.num_minibatches == 0
-    num_iterations = args.total_timesteps // batch_size
+    assert args.num_minibatches <= args.num_envs
+    num_iterations = max(1, args.total_timesteps // batch_size)
     run_name = f"{args.env_id.split(':')[-1]}__{args.exp_name}__{args.seed}__{int(time.time())}"
     writer = SummaryWriter(f"runs/{run_name}")
     writer.add_text("hyperparameters", str(vars(args)))
@@ -244,7 +243,7 @@ if __name__ == "__main__":
     torch.manual_seed(args.seed)
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
 
-    # env_id's module may be in the current folder; the script's, whose `envs` hides yours, is last
+    # env_id's module may be in the current folder, beside this script, or in this script's package
     folder = sys.path[0]
     sys.path[0] = os.getcwd()
     sys.path += [folder, os.path.dirname(folder)]
@@ -252,13 +251,14 @@ if __name__ == "__main__":
     envs = [gym.wrappers.RecordEpisodeStatistics(env) for env in envs]
     num_features = int(np.prod(envs[0].observation_space.shape))
     num_actions = int(envs[0].action_space.n)
-    agent = Agent(num_features, num_actions, args).to(device)
+    first_action = int(envs[0].action_space.start)
+    agent = Agent(num_features, num_actions, args).to(device).eval()
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
 
     shape = (args.num_steps, args.num_envs)
     obs = torch.zeros(*shape, num_features, device=device)
     last_actions = torch.zeros(shape, dtype=torch.int64, device=device)  # before each obs
-    ages = torch.zeros(shape, dtype=torch.int64, device=device)  # steps of its episode before it
+    ages = torch.zeros(shape, dtype=torch.int64, device=device)  # steps since the episode began
     actions = torch.zeros(shape, dtype=torch.int64, device=device)
     logprobs = torch.zeros(shape, device=device)
     rewards = torch.zeros(shape, device=device)
@@ -288,12 +288,12 @@ if __name__ == "__main__":
             values[step] = value
             last = action[None]
             age = age + 1
-            for i, choice in enumerate(action.cpu().numpy()):
+            for i, choice in enumerate(action.cpu().numpy() + first_action):
                 next_obs[i], reward, terminated, truncated, info = envs[i].step(choice)
                 global_step += 1
                 rewards[step, i] = float(reward)
                 dones[step, i] = float(terminated or truncated)
-                if truncated and not terminated:  # V stands for the rewards that would follow
+                if truncated and not terminated:  # bootstrap: a time limit is no end
                     k = slice(i, i + 1)
                     seen = to_tensor(next_obs[k], device)[None]
                     value = agent.get_value(seen, last[:, k], memory[:, :, k], age[:, k])
@@ -337,7 +337,7 @@ if __name__ == "__main__":
                 )
                 logratio = newlogprob - b_logprobs[mb]
                 ratio = logratio.exp()
-                if not clipfracs:  # before the optimizer's first step: 0 but for rounding
+                if not clipfracs:  # no update yet: 0 up to rounding, or acting saw other inputs
                     mismatch = (ratio - 1).abs().max()
                 clipfracs.append(((ratio - 1).abs() > args.clip_coef).float().mean())
                 mb_advantages = b_advantages[mb]
@@ -359,7 +359,7 @@ if __name__ == "__main__":
                 nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
                 optimizer.step()
 
-        agent.norm.train()(obs.flatten(0, 1))  # mean and variance for the next rollout
+        agent.norm.train()(obs.flatten(0, 1))  # running mean and variance, for the next rollout
         agent.norm.eval()
         sps = int(global_step / (time.time() - start_time))
         approx_kl = (ratio - 1 - logratio).mean()

@@ -3,11 +3,12 @@
     python cleanrl_graph/ppo_lstm_sparse_mini.py
     python cleanrl_graph/ppo_lstm_sparse_mini.py --env-id your_module:YourEnv-v0
 
-An observation is {"graph": GraphInstance, "action_mask": [n], "node_ids": [n]}: by its id, an
-integer from 0 to 2**32 - 1, a node is known again within an episode. The memory is a dict {key of a
-node: its state}. It is sparse and grows: a node that is seen for the first time begins with zeros,
-one that is out of sight keeps its state, others have none. To learn, one call of the LSTM runs over
-a whole rollout, from the states that were kept when it began: a sequence per node, all packed.
+An observation is a Dict {"graph": GraphInstance, "action_mask": [n], "node_ids": [n]}, as in
+ppo_graph_mini.py. A node_id, an integer from 0 to 2**32 - 1, tells which node is the same at other
+steps of the episode. The memory is a dict {key of a node: its state}, sparse and growing: a node
+begins with zeros when it is first seen, and keeps its state while it is out of sight. To learn, the
+LSTM runs over a whole rollout in one call, from the states that were kept when the rollout began:
+each node is a sequence, and all sequences are packed.
 
 Papers: PPO (Schulman et al. 2017, arXiv:1707.06347), GAE (Schulman et al. 2015, arXiv:1506.02438),
 GINE (Hu et al. 2020, arXiv:1905.12265), pointer networks (Vinyals et al. 2015, arXiv:1506.03134),
@@ -69,7 +70,7 @@ class Args:
     ent_coef: float = 0.0
     """coefficient of the entropy"""
     vf_coef: float = 0.5
-    """coefficient of the value function, whose loss is over 1 + the variance of the returns"""
+    """coefficient of the value loss, which is divided by 1 + the variance of the returns"""
     max_grad_norm: float = 0.5
     """the maximum norm for the gradient clipping"""
     gnn_dim: int = 64
@@ -98,14 +99,14 @@ def collate(observations: list[dict], episodes: np.ndarray, space: gym.spaces.Gr
     links += [g.edge_links + n for g, n in zip(graphs, ptr) if g.edge_links is not None]
     edges = [graph.edges for graph in graphs if graph.edges is not None]
     masks = [np.ravel(obs["action_mask"]) for obs in observations]
-    ids = np.concatenate([obs["node_ids"] for obs in observations]).astype(np.int64)
+    ids = np.concatenate([np.ravel(obs["node_ids"]) for obs in observations]).astype(np.int64)
     assert np.all((0 <= ids) & (ids < 2**32)), f"node_ids are from 0 to 2**32 - 1, not {ids}"
     return Batch(
         x=features(space.node_space, [graph.nodes for graph in graphs]),
         edge_index=torch.from_numpy(np.concatenate(links)).t().contiguous(),  # [2, edges]
         edge_attr=features(space.edge_space, edges) if space.edge_space else None,
         mask=torch.from_numpy(np.concatenate(masks)).bool(),
-        # [nodes]: the same number means the same node of an episode. They stay on the host
+        # [nodes]: the same number means the same node. Batch.to leaves a numpy array on the host
         node_keys=(episodes << 32).repeat(num_nodes) + ids,
         ptr=torch.from_numpy(ptr),
         batch=torch.arange(len(graphs)).repeat_interleave(torch.from_numpy(num_nodes)),
@@ -127,26 +128,26 @@ class SparseLSTM(nn.Module):
         for name, param in self.lstm.named_parameters():
             for gate in param.split(dim):
                 nn.init.orthogonal_(gate) if "weight" in name else nn.init.zeros_(gate)
-        self.lstm.bias_hh_l0.data[dim : 2 * dim] = torch.linspace(0, 5, dim)  # forget late
+        self.lstm.bias_hh_l0.data[dim : 2 * dim] = torch.linspace(0, 5, dim)  # of the forget gate
 
     def forward(self, x: torch.Tensor, keys: np.ndarray, memory: dict) -> tuple[torch.Tensor, dict]:
         """(h of each row [rows, dim], {key: state after its last row}). A state is [2, dim], zeros
         where the memory lacks the key. The rows of a key are in the order of time."""
-        new = x.new_zeros(2, self.lstm.hidden_size)
+        zeros = x.new_zeros(2, self.lstm.hidden_size)
         if len(keys) == 0:  # the last graph of an episode may have no nodes
-            return new[:0], {}
-        names, sequence, lengths = np.unique(keys, return_inverse=True, return_counts=True)
-        rows = np.argsort(sequence, kind="stable")  # sequence after sequence, and of these rows:
-        step = np.arange(len(rows)) - (lengths.cumsum() - lengths).repeat(lengths)
-        # A PackedSequence has all first steps, then all second ones, ... the longest sequence first
+            return zeros[:0], {}
+        nodes, sequence, lengths = np.unique(keys, return_inverse=True, return_counts=True)
+        order = np.argsort(sequence, kind="stable")  # rows, sequence after sequence
+        position = np.arange(len(order)) - (lengths.cumsum() - lengths).repeat(lengths)  # 0, 1, ...
+        # A PackedSequence has all rows of position 0, then of 1, ...; the longest sequence first
         longest = np.argsort(-lengths, kind="stable")
         rank = np.argsort(longest).repeat(lengths)
-        rows = torch.from_numpy(rows[np.lexsort((rank, step))]).to(x.device, non_blocking=True)
-        packed = PackedSequence(x[rows], torch.from_numpy(np.bincount(step)))
-        names = names[longest].tolist()
-        state = torch.stack([memory.get(key, new) for key in names], 1)  # [2, sequences, dim]
+        rows = torch.from_numpy(order[np.lexsort((rank, position))]).to(x.device, non_blocking=True)
+        packed = PackedSequence(x[rows], torch.from_numpy(np.bincount(position)))
+        nodes = nodes[longest].tolist()
+        state = torch.stack([memory.get(key, zeros) for key in nodes], 1)  # [2, sequences, dim]
         packed, (h, c) = self.lstm(packed, (state[:1], state[1:]))
-        states = dict(zip(names, torch.cat([h, c]).unbind(1)))
+        states = dict(zip(nodes, torch.cat([h, c]).unbind(1)))
         return torch.empty_like(packed.data).index_copy(0, rows, packed.data), states
 
 
@@ -166,8 +167,8 @@ class Agent(nn.Module):
                 self.convs.append(GINConv(net))
             else:
                 self.convs.append(GINEConv(net, edge_dim=gym.spaces.flatdim(space.edge_space)))
-        self.token = nn.Sequential(nn.Linear(dim, dim), nn.LayerNorm(dim), nn.ReLU())
-        self.memory = SparseLSTM(dim, args.lstm_dim)
+        self.lstm_input = nn.Sequential(nn.Linear(dim, dim), nn.LayerNorm(dim), nn.ReLU())
+        self.lstm = SparseLSTM(dim, args.lstm_dim)
         width = dim + args.lstm_dim  # of a node: what is seen of it, and what is remembered
         self.critic = nn.Sequential(
             layer_init(nn.Linear(2 * width + 1, dim)),
@@ -191,9 +192,9 @@ class Agent(nn.Module):
         h = self.embed(graphs.x)
         for norm, conv in zip(self.norms, self.convs):
             h = h + conv(norm(h), *edges).relu()
-        remembered, states = self.memory(self.token(h), graphs.node_keys, memory)
+        remembered, states = self.lstm(self.lstm_input(h), graphs.node_keys, memory)
         h = torch.cat([h, remembered], 1)
-        B = graphs.num_graphs  # the last graph of an episode may have no nodes
+        B = graphs.num_graphs  # a graph without nodes, as a last one may be, is not in batch
         mean = scatter(h, graphs.batch, dim_size=B, reduce="mean")
         largest = scatter(h, graphs.batch, dim_size=B, reduce="max")
         size = graphs.ptr.diff().log1p()[:, None]  # neither mean nor maximum shows it
@@ -211,14 +212,15 @@ class Agent(nn.Module):
         B = graphs.num_graphs
         key = self.key(h)  # [nodes, dim]
         query = self.actor(pooled)[graphs.batch]  # [nodes, dim]: that of the node's graph
-        logits = self.score(torch.tanh(key + query)).squeeze(1)  # as in additive attention, and
-        logits = logits + (key * query).sum(1) / key.shape[1] ** 0.5  # as in scaled dot products
+        # additive attention + scaled dot product
+        logits = self.score(torch.tanh(key + query)).squeeze(1)
+        logits = logits + (key * query).sum(1) / key.shape[1] ** 0.5
         logits = logits.masked_fill(~graphs.mask, -1e9)
         probs = softmax(logits, graphs.batch, num_nodes=B)  # [nodes]: they sum to 1 in each graph
         logprobs = probs.clamp(min=1e-20).log()  # in the entropy 0 * -inf would be nan
-        if action is None:  # the node with the largest p / Exp(1) of its graph is a draw from p
-            race = probs / torch.empty_like(probs).exponential_()
-            wins = race == scatter(race, graphs.batch, dim_size=B, reduce="max")[graphs.batch]
+        if action is None:  # the largest p / Exp(1) of a graph is a draw from p (Gumbel-max trick)
+            noisy = probs / torch.empty_like(probs).exponential_()
+            wins = noisy == scatter(noisy, graphs.batch, dim_size=B, reduce="max")[graphs.batch]
             index = torch.arange(len(h), device=h.device) - graphs.ptr[graphs.batch]
             action = scatter(index * wins, graphs.batch, dim_size=B, reduce="max")
         logprob = logprobs[graphs.ptr[:-1] + action]
@@ -229,8 +231,8 @@ class Agent(nn.Module):
 if __name__ == "__main__":
     args = tyro.cli(Args)
     batch_size = args.num_envs * args.num_steps
-    assert args.num_envs % args.num_minibatches == 0
-    num_iterations = args.total_timesteps // batch_size
+    assert args.num_minibatches <= args.num_envs
+    num_iterations = max(1, args.total_timesteps // batch_size)
     run_name = f"{args.env_id.split(':')[-1]}__{args.exp_name}__{args.seed}__{int(time.time())}"
     writer = SummaryWriter(f"runs/{run_name}")
     writer.add_text("hyperparameters", str(vars(args)))
@@ -239,7 +241,7 @@ if __name__ == "__main__":
     torch.manual_seed(args.seed)
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
 
-    # env_id's module may be in the current folder; the script's, whose `envs` hides yours, is last
+    # env_id's module may be in the current folder, beside this script, or in this script's package
     folder = sys.path[0]
     sys.path[0] = os.getcwd()
     sys.path += [folder, os.path.dirname(folder)]
@@ -269,12 +271,12 @@ if __name__ == "__main__":
         if args.anneal_lr:
             frac = 1.0 - (iteration - 1.0) / num_iterations
             optimizer.param_groups[0]["lr"] = frac * args.learning_rate
-        memory = {key: state for key, state in memory.items() if key >> 32 in next_episode}
         memory_at_start = dict(memory)
         obs = []  # step t of environment i is obs[t * num_envs + i]
         for step in range(args.num_steps):
-            for o in next_obs:  # else any node would be chosen
+            for o in next_obs:  # else any node would be chosen, and two could share a state
                 assert np.any(o["action_mask"]), f"step {step} of a rollout allows no node: {o}"
+                assert len(np.unique(o["node_ids"])) == len(o["node_ids"]), f"ids occur twice: {o}"
             obs += copy.deepcopy(next_obs)  # an environment may overwrite its arrays
             episodes[step] = next_episode
             with torch.no_grad():
@@ -289,7 +291,7 @@ if __name__ == "__main__":
                 global_step += 1
                 rewards[step, i] = float(reward)
                 dones[step, i] = float(terminated or truncated)
-                if truncated and not terminated:  # V stands for the rewards that would follow
+                if truncated and not terminated:  # bootstrap: a time limit is no end
                     graphs = collate([next_obs[i]], next_episode[i : i + 1], space).to(device)
                     rewards[step, i] += args.gamma * agent.get_value(graphs, memory)[0]
                 if terminated or truncated:
@@ -331,7 +333,7 @@ if __name__ == "__main__":
                 )
                 logratio = newlogprob - b_logprobs[mb]
                 ratio = logratio.exp()
-                if not clipfracs:  # before the optimizer's first step: 0 but for rounding
+                if not clipfracs:  # no update yet: 0 up to rounding, or acting saw other inputs
                     mismatch = (ratio - 1).abs().max()
                 clipfracs.append(((ratio - 1).abs() > args.clip_coef).float().mean())
                 mb_advantages = b_advantages[mb]
@@ -358,6 +360,9 @@ if __name__ == "__main__":
         clipfrac = torch.stack(clipfracs).mean()
         explained_var = 1 - b_advantages.var() / b_returns.var()
         writer.add_scalar("charts/SPS", sps, global_step)
+        # What ended is forgotten. A copy, as a state is a view of all those that were new with it
+        present = set(next_episode.tolist())
+        memory = {key: state.clone() for key, state in memory.items() if (key >> 32) in present}
         writer.add_scalar("charts/nodes_remembered", len(memory), global_step)
         writer.add_scalar("losses/value_loss", v_loss.item(), global_step)
         writer.add_scalar("losses/policy_loss", pg_loss.item(), global_step)

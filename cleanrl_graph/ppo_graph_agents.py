@@ -516,7 +516,7 @@ class Envs:
         values = []
         counts = {STEP: np.ones(len(observations), np.int64)}
         for leaf, rows in zip(self.leaves, zip(*observations)):
-            counts[leaf.group] = np.fromiter(map(len, rows), np.int64)
+            counts.setdefault(leaf.group, np.fromiter(map(len, rows), np.int64))
             values.append(np.concatenate(rows, dtype=leaf.dtype, casting="unsafe"))
         return Flat(values, counts)
 

@@ -1640,14 +1640,14 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
         R = len(values)
         V = all_values[:R]
         next_row = memory.next_rows(step, dones, truncated)  # -1 for an agent that has ended
-        all_values = np.append(all_values, np.float32(0))  # whose next value is 0
-        next_value = all_values[next_row]
+        goes_on = next_row >= 0
+        next_value = np.where(goes_on, all_values[next_row], np.float32(0))
         delta = np.concatenate(rewards) + args.gamma * next_value - V
-        advantages = np.zeros_like(all_values)  # stays 0 at -1 and in rows that only follow
+        advantages = np.zeros_like(all_values)  # 0 in rows that only follow
         stop = R
         for reward in reversed(rewards):
             rows = slice(stop - len(reward), stop)
-            lastgaelam = advantages[next_row[rows]]
+            lastgaelam = advantages[next_row[rows]] * goes_on[rows]
             advantages[rows] = delta[rows] + args.gamma * args.gae_lambda * lastgaelam
             stop = rows.start
         advantages = advantages[:R]

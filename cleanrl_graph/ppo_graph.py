@@ -568,8 +568,8 @@ class Storage:
         """The observations `idx` (int64 [B], repeats allowed), one selection of rows per leaf; and
         for each group where its rows are stored, int64. In the group STEP that is `idx` itself."""
         values, counts = self.whole()
-        places = [ranges((num.cumsum() - num)[idx], num[idx]) for num in counts.values()]
-        places = dict(zip(counts, pack(places, self.device)))
+        rows = [ranges((num.cumsum() - num)[idx], num[idx]) for num in counts.values()]
+        places = dict(zip(counts, pack(rows, self.device)))
         rows = [select_rows(array, places[leaf.group]) for leaf, array in zip(self.leaves, values)]
         flat = Flat(rows, {group: num[idx] for group, num in counts.items()})
         return self.batch(flat), places
@@ -621,17 +621,17 @@ class Rows(nn.Module):
 
     def __init__(self, leaf: Leaf, norm_obs: bool):
         super().__init__()
-        self.num = 0  # categories of all entries together
+        self.num_categories = 0  # of all entries together
         self.norm_obs = norm_obs and isinstance(leaf.space, spaces.Box)
         if isinstance(leaf.space, (spaces.Discrete, spaces.MultiDiscrete)):
             num = np.array(num_options(leaf.space))
             # Value v of entry k is category v + shift[k]
             shift = num.cumsum() - num - np.ravel(leaf.space.start)
             self.register_buffer("shift", torch.as_tensor(shift), persistent=False)
-            self.num = int(num.sum())
-            self.dim = min(self.num, 64)
-            if self.num > 64:
-                self.embedding = nn.EmbeddingBag(self.num, self.dim, mode="sum")
+            self.num_categories = int(num.sum())
+            self.dim = min(self.num_categories, 64)
+            if self.num_categories > 64:
+                self.embedding = nn.EmbeddingBag(self.num_categories, self.dim, mode="sum")
         else:
             self.dim = math.prod(leaf.space.shape)
         if self.norm_obs:
@@ -661,11 +661,11 @@ class Rows(nn.Module):
         if self.norm_obs:  # float32 would lose the digits of a small change to a large number
             values = F.batch_norm(values.double(), self.mean, self.var, eps=1e-8)
             return values.float().clamp_(-10, 10)
-        if self.num == 0:
+        if self.num_categories == 0:
             return values.float()
-        if self.num > 64:
+        if self.num_categories > 64:
             return self.embedding(values + self.shift)
-        zeros = torch.zeros(len(values), self.num, device=values.device)
+        zeros = torch.zeros(len(values), self.num_categories, device=values.device)
         return zeros.scatter_(1, values + self.shift, 1.0)
 
 
@@ -794,12 +794,12 @@ class GNN(nn.Module):
     def forward(
         self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, ptr: Tensor, batch: Tensor
     ) -> Tensor:
-        given = {"edge_attr": edge_attr, "batch": batch, "ptr": ptr}
-        given = {name: given[name] for name in self.takes}
+        known = {"edge_attr": edge_attr, "batch": batch, "ptr": ptr}
+        more = {name: known[name] for name in self.takes}
         h = self.embed(x)
         for k, (conv, norm) in enumerate(zip(self.convs, self.norms)):
             x = norm(h)
-            update = conv(x, edge_index, **given)
+            update = conv(x, edge_index, **more)
             if self.contexts:
                 update = update + self.contexts[k](x, ptr, batch)
             h = h + update.relu()
@@ -837,9 +837,8 @@ class Encoder(nn.Module):
                 self.element_dims[self.links[group]] = 2 * dim + edge_dims[group]
             else:
                 net = mlp([width, dim, dim], args.activation)
-                self.nets[module_key(group)] = net.extend(
-                    SetLayer(dim) for _ in range(args.set_layers)
-                )
+                net.extend(SetLayer(dim) for _ in range(args.set_layers))
+                self.nets[module_key(group)] = net
 
     def forward(self, obs: Obs) -> tuple[Tensor, dict[str, Ragged]]:
         rows = {}  # group -> its leaves side by side, [rows, width]
@@ -1045,24 +1044,25 @@ def parts_of(space: gym.Space, leaves: list[Leaf], args: Args) -> list[Part]:
     has_names = acting or head == "auto" and isinstance(space, spaces.Dict)
     parts = []
     columns = Counter()  # group of the rows -> the first column that belongs to no part yet
-    for factor in sorted(leaves_of(space, "action"), key=lambda factor: factor.group):
+    for factor in sorted(leaves_of(space, "action"), key=lambda factor: factor.is_ragged):
         rows = acting if factor.is_ragged else STEP
         name = head
         if has_names:
             name = factor.path.removeprefix(factor.group if factor.is_ragged else "action")[1:]
-        options = num_options(factor.space) or [0]
+        options = num_options(factor.space) or [0]  # a Box has none
         is_discrete = isinstance(factor.space, (spaces.Discrete, spaces.MultiDiscrete))
         group = group_of(name, leaves) if is_discrete else None
-        sizes = [(1, n) for n in options]  # (k, n) of the factor's parts
-        is_one = group is None and not (args.autoregressive and is_discrete)
-        if is_one and len(set(options)) == 1:
+        if group is not None or args.autoregressive and is_discrete or len(set(options)) > 1:
+            sizes = [(1, n) for n in options]  # (k, n) of the factor's parts: each entry is one
+        else:
             sizes = [(math.prod(factor.space.shape), options[0])]
         for i, (k, n) in enumerate(sizes):
             path = factor.path if len(sizes) == 1 else f"{factor.path}.{i}"
             span = slice(columns[rows], columns[rows] + k)
             parts.append(Part(path, rows, span, group, k, n))
             columns[rows] = span.stop
-    if not (acting or head in ("auto", "flat") or any(part.group for part in parts)):
+    chooses = any(part.group is not None for part in parts)
+    if acting is None and head not in ("auto", "flat") and not chooses:
         raise UsageError(f"--action-head {head} needs Discrete actions, and such rows: {space}")
     return with_masks(parts, space, leaves, args)
 

@@ -1990,7 +1990,7 @@ class Agent(nn.Module):
         rows = elements[self.group]
         x = torch.cat([rows.values, select_rows(past, rows.batch)], 1)
         out, readout, *new = self.memory(x, edges, state, seen)
-        visible = pool(out, rows.ptr, ["mean", "max"])
+        visible = pool(out, rows.ptr)
         features = torch.cat([features, readout, visible], 1)
         rows = rows._replace(values=torch.cat([rows.values, out], 1))
         return features, elements, elements | {self.group: rows}, *new

@@ -924,8 +924,24 @@ for flags in ("", WORKERS):
 process("numpy raises", lambda env: np.seterr(all="raise"))
 process("seeds numpy and random", lambda env: (np.random.seed(0), random.seed(0)))
 process("seeds torch", of_torch(lambda torch: torch.manual_seed(0)))
-process("torch makes doubles", of_torch(lambda torch: torch.set_default_dtype(torch.float64)))
-process("torch makes no gradients", of_torch(lambda torch: torch.set_grad_enabled(False)))
+for name, change in {
+    "torch makes doubles": lambda torch: torch.set_default_dtype(torch.float64),
+    "torch makes no gradients": lambda torch: torch.set_grad_enabled(False),
+    "torch makes tensors elsewhere": lambda torch: torch.set_default_device("meta"),
+    "torch knows no such kernels": lambda torch: torch.use_deterministic_algorithms(True),
+}.items():
+    for at in ("init", "reset"):
+        process(f"{name} from {at} on", of_torch(change), at=at)
+
+
+def inference(env):
+    env.mode = sys.modules["torch"].inference_mode()
+    env.mode.__enter__()
+
+
+said = r"an environment leaves torch.inference_mode\(\) open"
+for at in ("init", "step"):
+    process(f"inference mode from {at} on", inference, said, at=at)
 process("time stands still", lambda env: setattr(time, "time", lambda: 0.0))
 own = lambda env: setattr(env, "np_random", np.random.RandomState(0))
 process("a generator of old", own, at="reset")

@@ -307,6 +307,33 @@ def kept_latest() -> Iterator[None]:
         LATEST.env = latest
 
 
+@contextlib.contextmanager
+def kept_settings() -> Iterator[None]:
+    """Puts back what an environment sets for itself in torch and NumPy, and makes gradients.
+    UsageError for torch's inference mode that was left open, which nobody else can end."""
+    import torch  # not above: copies of environments import this file, and do without
+
+    dtype = torch.get_default_dtype()
+    device = torch.get_default_device()
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    was_inference = torch.is_inference_mode_enabled()
+    try:
+        with np.errstate():
+            yield
+    finally:
+        torch.set_grad_enabled(True)
+        torch.set_default_dtype(dtype)
+        if torch.are_deterministic_algorithms_enabled() != is_deterministic:
+            torch.use_deterministic_algorithms(is_deterministic)
+        if torch.get_default_device() != device:
+            torch.set_default_device(None if device.type == "cpu" else device)
+    if torch.is_inference_mode_enabled() and not was_inference:
+        raise UsageError(
+            "an environment leaves torch.inference_mode() open: `with torch.inference_mode():` "
+            "around what needs it ends it"
+        )
+
+
 def place() -> str:
     return f"env {LATEST.env.number}, step {LATEST.env.num_steps}"
 
@@ -322,14 +349,15 @@ def make_env(script: ModuleType, args: Any, i: int = 0, /, **more) -> gym.Env:
         )
     full = SimpleNamespace(**{**vars(args), "env_id": env_id})
     known = set(gym.registry)
-    try:
-        env = wrappers.registered(env_id, partial(script.make_env, full, i, **more))
-    except (Exception, SystemExit) as problem:
-        hint = hint or wrappers.advice(env_id, problem, known)
-        raise explained(f"--env-id {args.env_id} ({hint})", problem) from None
-    if type(env) is gym.wrappers.RecordEpisodeStatistics:  # it fails where info is None
-        env = Checked(env.env)
-    return wrappers.wrap_all(env, args.wrap, "rewards" in script.Step._fields)
+    with kept_settings():
+        try:
+            env = wrappers.registered(env_id, partial(script.make_env, full, i, **more))
+        except (Exception, SystemExit) as problem:
+            hint = hint or wrappers.advice(env_id, problem, known)
+            raise explained(f"--env-id {args.env_id} ({hint})", problem) from None
+        if type(env) is gym.wrappers.RecordEpisodeStatistics:  # it fails where info is None
+            env = Checked(env.env)
+        return wrappers.wrap_all(env, args.wrap, "rewards" in script.Step._fields)
 
 
 def made(make: Callable, number: int, script: ModuleType, args: Any) -> Checked:
@@ -576,11 +604,12 @@ class Checks:
         self.is_padded = self.space is not self.envs[0].env.observation_space  # the mask
 
     def step(self, actions: list) -> tuple:
-        import torch  # not above: copies of environments import this file, and do without
+        with kept_settings():
+            return super().step(actions)
 
-        step = super().step(actions)
-        torch.set_grad_enabled(True)  # whatever an environment has set
-        return step
+    def reset(self, seed: int) -> tuple:
+        with kept_settings():
+            return super().reset(seed)
 
     def read(self, obs: Any) -> list[np.ndarray]:
         try:

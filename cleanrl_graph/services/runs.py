@@ -228,6 +228,7 @@ class Services:
                     "so look at their size, the network and --learning-rate"
                 )
         self.warn(scalars["debug/collection_mismatch"])
+        self.warn_of_large_returns()
         self.global_step = global_step + self.offset
         episodes = [(at + self.offset, i, info) for at, i, info in episodes]
         _, _, memory, _, _ = self.trained
@@ -270,6 +271,20 @@ class Services:
             "forward does not take `batch`), or is random (dropout)",
             "collection_mismatch",
         )
+
+    def warn_of_large_returns(self) -> None:
+        """Says once that V cannot learn such returns: with --clip-vloss it moves by --clip-coef in
+        an update; without it, its loss hides the policy's."""
+        args = self.args
+        most = args.clip_coef * max(args.num_iterations, 100)
+        if self.std_floor > 10 * most and (args.clip_vloss or args.norm_vloss == 0):
+            say(
+                f"the returns' deviation is {self.std_floor:.3g}, too much for V: it moves by "
+                f"--clip-coef {args.clip_coef} an update, or its loss is too large: scale rewards "
+                "by --wrap gymnasium.wrappers:NormalizeReward, or give --no-clip-vloss "
+                "--norm-vloss 1",
+                "large returns",
+            )
 
     def save_if_due(self, iteration: int, step: tuple) -> None:
         """Writes a checkpoint where one is due, by rank 0's clock. SystemExit if a rank got a

@@ -205,7 +205,7 @@ def work(
         cores = sorted(os.sched_getaffinity(0))
     deadline = time.monotonic() + seconds
     tqdm.monitor_interval = 0  # its thread would be in the way of preexec_fn
-    total = bar(tqdm, total=len(queue), desc="all runs", unit="run", mininterval=1)
+    total = bar(total=len(queue), desc="all runs", unit="run", mininterval=1)
     failed = []
     running = {}  # slot -> Running
     signals = []  # noted, so that no run is lost while it starts

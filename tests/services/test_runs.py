@@ -4,6 +4,7 @@ script."""
 import csv
 import io
 import json
+import re
 import time
 import types
 from dataclasses import replace
@@ -269,6 +270,25 @@ class Mixing(torch.nn.Module):
 
     def forward(self, x, edge_index):
         return self.linear(x - x.mean(0)) if self.mixes else self.linear(x)
+
+
+@pytest.mark.parametrize(
+    "scale, flags, is_said",
+    [
+        (1.0, {}, False),
+        (1e4, {}, True),
+        (1e4, {"clip_vloss": False}, True),
+        (1e4, {"clip_vloss": False, "norm_vloss": 1.0}, False),
+        (1e4, {"wrap": ("gymnasium.wrappers:NormalizeReward",)}, False),
+    ],
+)
+def test_warns_of_large_returns(scale, flags, is_said, tmp_path, capsys):
+    """Once, where V cannot follow them; not where what is named is given."""
+    weighted = {"weights": np.ones(1), "scale": lambda total: scale * total}
+    args = small_args(run_dir=str(tmp_path), env_id="Weighted-v0", env_kwargs=weighted, **flags)
+    services.run(ppo_graph, args)
+    words = "the returns' deviation is .*: scale rewards by --wrap gymnasium.wrappers:NormalizeRew"
+    assert len(re.findall(words, capsys.readouterr().err)) == is_said
 
 
 @pytest.mark.parametrize("mixes", [False, True])

@@ -4,8 +4,8 @@
     python benchmark/memory_film.py --weights runs/GraphExplore-v0__*/weights.pt \
         --out benchmark/results/ppo_lstm_sparse/memory.gif
 
-An episode of GraphExplore-v0 with sampled moves. Light grey: the graph, of which the agent sees its
-own node (red) and the neighbours. Discs: the nodes that have a state, yellow where the LSTM has just
+An episode of GraphExplore-v0, moves sampled. Light grey: the graph, of which the agent sees its
+own node (red) and the neighbours. Discs: the nodes that have a state, yellow if the LSTM has just
 changed it, darker the longer ago that was.
 """
 

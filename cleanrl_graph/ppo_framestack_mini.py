@@ -87,9 +87,11 @@ def layer_init(layer: nn.Linear, std: float = np.sqrt(2)) -> nn.Linear:
 class Agent(nn.Module):
     """CleanRL's actor and critic, on views of the last steps [B, num_inputs]."""
 
-    def __init__(self, num_inputs: int, num_actions: int, args: Args):
+    def __init__(self, num_features: int, num_actions: int, args: Args):
         super().__init__()
         dim = args.hidden_dim
+        num_inputs = args.num_views * (num_features + num_actions)
+        self.norm = nn.BatchNorm1d(num_features, affine=False, momentum=None)  # of observations
         self.critic = nn.Sequential(
             layer_init(nn.Linear(num_inputs, dim)),
             nn.Tanh(),
@@ -137,7 +139,7 @@ if __name__ == "__main__":
     num_features = int(np.prod(envs[0].observation_space.shape))
     num_actions = int(envs[0].action_space.n)
     first_action = int(envs[0].action_space.start)
-    agent = Agent(args.num_views * (num_features + num_actions), num_actions, args).to(device)
+    agent = Agent(num_features, num_actions, args).to(device).eval()
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
 
     # The table: row K + t is step t of the rollout, the K rows before are steps of the last one
@@ -152,9 +154,9 @@ if __name__ == "__main__":
         episodes, [B, num_views * (num_features + num_actions)]."""
         rows = K + (step + torch.zeros_like(env))[:, None] + shifts  # [B, num_views]
         age_there = (age[:, None] + shifts)[..., None]  # below 0 before the episode
-        seen = torch.where(age_there >= 0, obs[rows, env[:, None]], 0.0)
+        seen = agent.norm(obs[rows, env[:, None]].transpose(1, 2)).transpose(1, 2).clamp(-10, 10)
         last = nn.functional.one_hot(last_actions[rows, env[:, None]], num_actions)
-        return torch.cat([seen, last * (age_there > 0)], 2).flatten(1)
+        return torch.cat([seen * (age_there >= 0), last * (age_there > 0)], 2).flatten(1)
 
     shape = (args.num_steps, args.num_envs)
     all_envs = torch.arange(args.num_envs, device=device)
@@ -256,6 +258,10 @@ if __name__ == "__main__":
                 nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
                 optimizer.step()
 
+        agent.norm.train()(
+            obs[K:-1].flatten(0, 1)
+        )  # running mean and variance, for the next rollout
+        agent.norm.eval()
         sps = int(global_step / (time.time() - start_time))
         approx_kl = (ratio - 1 - logratio).mean()
         clipfrac = torch.stack(clipfracs).mean()

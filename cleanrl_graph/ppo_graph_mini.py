@@ -56,7 +56,7 @@ class Args:
     """the discount factor gamma"""
     gae_lambda: float = 0.5
     """the lambda for the general advantage estimation; 0.95 if rewards come late, not at once"""
-    num_minibatches: int = 4
+    num_minibatches: int = 8
     """the number of mini-batches"""
     update_epochs: int = 4
     """the K epochs to update the policy"""

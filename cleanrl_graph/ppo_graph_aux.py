@@ -1830,12 +1830,13 @@ class Extras:
             next_obs, _ = self.storage.gather(idx[rows] + args.num_envs)
             logs["losses/predict"] = predict(agent, seen, rows, next_obs)
         loss = args.aux_coef * sum(logs.values())
-        coef = args.bc_coef
-        if args.bc_anneal > 0:
-            coef *= 1 - (iteration - 1) / (args.bc_anneal * args.num_iterations)
-        if args.demos and coef > 0:
-            logs |= behaviour_cloning(agent, *self.sample(rng))
-            loss += coef * logs["losses/behaviour_cloning"]
+        if args.demos:
+            coef = args.bc_coef
+            if args.bc_anneal > 0:
+                coef *= 1 - (iteration - 1) / (args.bc_anneal * args.num_iterations)
+            if coef > 0:
+                logs |= behaviour_cloning(agent, *self.sample(rng))
+                loss += coef * logs["losses/behaviour_cloning"]
         return loss, logs
 
 

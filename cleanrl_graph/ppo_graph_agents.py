@@ -9,8 +9,10 @@ idea. The action space is a Sequence: one action for each row of its group. `inf
 number for each row that acted. All agents share the network, which sees their whole graph. Steps
 have a reward per row, log-probabilities are not summed, there is a value per row, and the room
 "agents" follows an agent from step to step by its id in the observation `node_ids`. An agent whose
-id is gone has ended. Without ids rows are matched by their places, and their number may not change
-within an episode. The environment's own reward is only logged.
+id is gone has ended. If it was truncated while others go on, info["truncated"] of that step has its
+id, and info["last_observation"] is an observation in which it has its last row. Without ids rows
+are matched by their places, and their number may not change within an episode. The environment's
+own reward is only logged.
 
 Minibatches are made of whole observations. Losses and entropy are means over the rows of a
 minibatch, within which advantages are normalised. Each rank does that with its own rows, so ranks
@@ -455,6 +457,8 @@ class Step(NamedTuple):
     finals: list[Flat]  # the last observation of each truncated episode
     infos: list[tuple[int, dict]]  # environment and last info of each episode that ended
     rewards: np.ndarray = np.zeros(0, np.float32)  # of each row that acted, env after env
+    # (env, ids of agents that were truncated while its episode went on, what they observed last)
+    cuts: list[tuple[int, np.ndarray, Flat]] = []
 
 
 class Envs:
@@ -485,6 +489,7 @@ class Envs:
         finals = []
         infos = []
         rewards = []
+        cuts = []
         for i, env in enumerate(self.envs):
             obs, reward[i], terminated[i], truncated[i], info = env.step(actions[i])
             of_agents = np.array(info["rewards"], np.float32)
@@ -492,6 +497,8 @@ class Envs:
             ids = agent_ids(self.leaves, self.rows[i], [len(of_agents)])
             for agent, number in zip(ids.tolist(), of_agents.tolist()):
                 self.agent_returns[i][agent] += number
+            if "truncated" in info and not (terminated[i] or truncated[i]):
+                cuts.append((i, *self.read_cut(info)))
             if terminated[i] or truncated[i]:
                 if not terminated[i]:
                     finals.append(self.collate([self.read(obs)]))
@@ -506,7 +513,17 @@ class Envs:
         truncated &= ~terminated  # what is both counts as terminated
         rewards = np.concatenate(rewards)
         obs = self.collate(self.rows)
-        return Step(obs, reward, terminated, truncated, finals, infos, rewards)
+        return Step(obs, reward, terminated, truncated, finals, infos, rewards, cuts)
+
+    def read_cut(self, info: dict) -> tuple[np.ndarray, Flat]:
+        """The ids in info["truncated"], and info["last_observation"]."""
+        last = self.collate([self.read(info.get("last_observation"))])
+        ids = np.array(info["truncated"], np.int64).reshape(-1)
+        for leaf, values in zip(self.leaves, last.values):
+            if leaf.path == "node_ids" and not np.isin(ids, values).all():
+                problem = f"has {ids.tolist()}, info['last_observation'] the rows of"
+                raise UsageError(f"info['truncated'] {problem} {values.tolist()}")
+        return ids, last
 
     def read(self, obs: Any) -> list[np.ndarray]:
         """The rows of each leaf, copied: the environment may write into its arrays."""
@@ -1434,6 +1451,7 @@ class Memory:
         self.actions = []
         self.observations = []  # of each step
         self.finals = []  # the last observations of episodes that were truncated
+        self.cuts = []  # (number of the step, ids, observation) of agents that were truncated alone
 
     @torch.no_grad()
     def act(self, step: Step, greedy: bool = False) -> tuple[Tensor, Tensor, Tensor]:
@@ -1448,18 +1466,22 @@ class Memory:
     def keep(self, step: Step) -> None:
         """Keeps what is needed to value the last observations of episodes that `step` truncated."""
         self.finals += step.finals
+        first = (len(self.observations) - 1) * len(step.reward)  # of the step's observations
+        self.cuts += [(first + i, ids, flat) for i, ids, flat in step.cuts]
 
     @torch.no_grad()
     def next_values(self, step: Step) -> Tensor:
-        """V [rows] of `step.obs`, which the last actions led to, then of `finals`."""
-        flat = self.storage.copy(join([step.obs, *self.finals]))
+        """V [rows] of `step.obs`, which the last actions led to, then of `finals` and `cuts`."""
+        lasts = [flat for _, _, flat in self.cuts]
+        flat = self.storage.copy(join([step.obs, *self.finals, *lasts]))
         return self.agent.value(self.storage.batch(flat))
 
     def next_rows(self, step: Step, dones: np.ndarray, truncated: np.ndarray) -> np.ndarray:
         """For each row that acted the row of the same agent at the next step, -1 if it has ended.
         Rows are counted over the rollout, then `step.obs`, then `finals`. After the last step of a
-        truncated episode comes its final observation, after that of a terminated one nothing.
-        `dones` and `truncated` are bool [T, N]."""
+        truncated episode comes its final observation, after that of a terminated one nothing. After
+        the last step of an agent that was truncated alone comes its row in `cuts`. `dones` and
+        `truncated` are bool [T, N]."""
         T, N = dones.shape
         num_before = (T + 1) * N  # observations before `finals`
         # Observation t * N + i, which env i had at step t, is followed by the next one of env i
@@ -1468,13 +1490,21 @@ class Memory:
         follows[truncated] = num_before + np.arange(len(self.finals))
         counts = []
         ids = []
-        for flat in [*self.observations, step.obs, *self.finals]:
+        lasts = [flat for _, _, flat in self.cuts]
+        for flat in [*self.observations, step.obs, *self.finals, *lasts]:
             num = flat.counts[self.agent.head.acting]
             counts.append(num)
             ids.append(agent_ids(self.storage.leaves, flat.values, num))
         counts = np.concatenate(counts)
         ids = np.concatenate(ids)
-        return same_agents(ids, counts, follows.reshape(-1))
+        rows = same_agents(ids, counts, follows.reshape(-1))
+        first_row = counts.cumsum() - counts
+        for k, (number, agents, _) in enumerate(self.cuts, num_before + len(self.finals)):
+            before, last = [first_row[b] + np.arange(counts[b]) for b in (number, k)]
+            row_of = dict(zip(ids[last].tolist(), last))
+            for row in before[np.isin(ids[before], agents)]:
+                rows[row] = row_of[ids[row]]
+        return rows
 
     def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[Tensor, tuple]]:
         """The rollout's steps with agents in `num` random parts, fewer if a rank has fewer such

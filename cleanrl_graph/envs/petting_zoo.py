@@ -48,8 +48,9 @@ class PettingZooEnv(gym.Env):
     Episode end: when no agent is left. It is truncated if agents were truncated (and not
     terminated) in the last step: the last observation has the rows of these, with their ids, so
     that their values can be bootstrapped. It is terminated otherwise, and the last observation has
-    no rows. An agent that ends while others go on has no row from then on, so a truncation of one
-    agent alone counts as its termination.
+    no rows. An agent that ends while others go on has no row from then on. If it was truncated,
+    info["truncated"] has its id and info["last_observation"] its last row, beside those of the
+    others: ppo_graph_agents.py bootstraps its value.
 
     Agents of several kinds, which are pairs of observation and action space: vectors are padded
     with zeros to the longest, and a one-hot kind follows them. Other observations must have equal
@@ -187,11 +188,10 @@ class PettingZooEnv(gym.Env):
             if not terminations.get(agent) and not truncations.get(agent):
                 living.append(agent)
         is_over = not living
+        cut = [agent for agent in acted if truncations.get(agent) and not terminations.get(agent)]
+        more = {} if is_over else self._last_of(cut, living, observations, infos)
         if is_over:
-            rows = []
-            for agent in acted:
-                if truncations.get(agent) and not terminations.get(agent):
-                    rows.append(agent)
+            rows = cut
         else:
             rows = self._in_order(living)
         self._number(rows)
@@ -199,7 +199,19 @@ class PettingZooEnv(gym.Env):
         own = np.array([float(rewards.get(agent, 0.0)) for agent in acted])
         terminated = is_over and not rows
         truncated = is_over and not terminated
-        return observation, float(own.mean()), terminated, truncated, {"rewards": own}
+        return observation, float(own.mean()), terminated, truncated, {"rewards": own, **more}
+
+    def _last_of(self, cut, living, observations, infos):
+        """info of the agents that were truncated alone: their ids, and an observation of them and
+        the others that acted and are still there."""
+        cut = [agent for agent in cut if agent in observations]
+        if not cut:
+            return {}
+        ids = self.ids
+        self.ids = {agent: ids[agent] for agent in ids if agent in cut or agent in living}
+        last = self._observe(observations, infos, is_over=True)
+        self.ids = ids
+        return {"truncated": np.array([ids[agent] for agent in cut]), "last_observation": last}
 
     def render(self):
         """What the parallel environment renders."""

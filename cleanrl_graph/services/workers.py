@@ -172,12 +172,14 @@ class WorkerEnvs:
         """The script's Step of all environments, from those that the requests return."""
         steps = self.ask(requests)
         finals = []
-        infos = []
+        numbered = {name: [] for name in ("infos", "cuts") if name in steps[0]._fields}
         for worker, step in zip(self.workers, steps):
             finals += step.finals
-            infos += [(worker.span.start + i, info) for i, info in step.infos]
-        step = joined([step._replace(finals=[], infos=[]) for step in steps])
-        return step._replace(finals=finals, infos=infos)
+            for name, rows in numbered.items():
+                rows += [(worker.span.start + i, *rest) for i, *rest in getattr(step, name)]
+        nothing = {name: [] for name in numbered}
+        step = joined([step._replace(finals=[], **nothing) for step in steps])
+        return step._replace(finals=finals, **numbered)
 
     def close(self) -> None:
         for worker in self.workers:

@@ -179,6 +179,25 @@ def test_the_whole_environment_is_truncated(terminated, truncated, ids):
     assert obs["node_ids"].tolist() == ids and obs["graph"].nodes[:, 0].tolist() == [1] * len(ids)
 
 
+@pytest.mark.parametrize("graph", [None, "complete"])
+def test_one_agent_is_truncated(graph):
+    """Its id and its last row, beside those of the others that acted, are handed over."""
+    env = make(steps=[([A0, K1], [A1], [K0]), ([A0], [K1], [])], graph=graph)
+    env.reset()
+    obs, _, *ends, info = env.step([0] * 4)
+    assert obs["node_ids"].tolist() == [0, 3] and ends == [False, False]
+    last = info["last_observation"]
+    assert info["truncated"].tolist() == [2] and last in env.observation_space
+    rows = last["graph"].nodes if graph else last["agents"]
+    assert last["node_ids"].tolist() == [0, 2, 3] and rows[:, :2].tolist() == [
+        [1, 0],
+        [1, 2],
+        [1, 3],
+    ]
+    *_, info = env.step([0, 0])
+    assert set(info) == {"rewards"}  # who is terminated is not
+
+
 # ---- Kinds of agents ----
 def test_kinds_with_other_lengths_and_actions():
     """Padded, one-hot kind at the end; a mask for the kind with fewer actions."""

@@ -1,6 +1,8 @@
 """ppo_graph_agents.py, in which each row is an agent (G11): returns and gradients against loops
 over agents that appear, leave and come back."""
 
+import contextlib
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -304,6 +306,74 @@ def test_what_is_logged(tmp_path):
     [(_, logged)] = seen.scalars["charts/agent_return"]
     assert logged == pytest.approx(np.mean(expected), rel=1e-4)
     assert len(seen.scalars["charts/episodic_return"]) == len(expected)
+
+
+class Relay(gym.Env):
+    """Three agents; agent 7 is truncated in the second step, whose info has its last row."""
+
+    observation_space = spaces.Dict({"set": ROWS, "node_ids": IDS})
+    action_space = spaces.Sequence(spaces.Discrete(2), stack=True)
+
+    def observe(self, ids):
+        rows = self.np_random.normal(size=(len(ids), 3)).astype(np.float32)
+        return {"set": rows, "node_ids": np.array(ids)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.ids = 0, [5, 7, 9]
+        return self.observe(self.ids), {}
+
+    def step(self, action):
+        self.t += 1
+        info = {"rewards": np.ones(len(self.ids))}
+        if self.t == 2:
+            self.ids = [9, 5]
+            info |= {"truncated": [7], "last_observation": self.observe([7, 5, 9])}
+        return self.observe(self.ids), 1.0, False, False, info
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_agent_is_truncated(workers):
+    """Its last row is what follows, in the observation that its environment gives for that."""
+    args = small_args(script, num_envs=2, num_steps=3)
+    with contextlib.closing(make_envs([Relay] * 2, workers, script)) as envs:
+        agent = script.Agent(envs.leaves, envs.action_space, args)
+        memory = script.Memory(agent, envs.leaves, 2, args)
+        step = envs.reset(0)
+        memory.begin()
+        steps = []
+        for _ in range(3):
+            action, *_ = memory.act(step)
+            steps.append(step)
+            step = envs.step(agent.head.env_actions(action, step.obs.counts))
+            memory.keep(step)
+    never = np.zeros((3, 2), bool)
+    next_rows = memory.next_rows(step, never, never)
+    flats = [each.obs for each in steps] + [step.obs] + [flat for _, _, flat in memory.cuts]
+    [place] = [k for k, leaf in enumerate(envs.leaves) if leaf.path == "node_ids"]
+    ids = np.concatenate([flat.values[place] for flat in flats])
+    num = len(next_rows)
+    assert num == 2 * (3 + 3 + 2) and (ids[next_rows] == ids[:num]).all()
+    assert [number for number, _, _ in memory.cuts] == [2, 3]
+    cut = np.flatnonzero(ids[:num] == 7)[2:]  # of each env in the second step
+    assert next_rows[cut].tolist() == [num + 4, num + 7]
+    last = agent.value(memory.storage.batch(memory.storage.copy(memory.cuts[1][2])))
+    values = memory.next_values(step)
+    torch.testing.assert_close(values[-3:], last.detach())
+
+
+def test_a_truncated_agent_without_a_last_row():
+    class Gone(Relay):
+        def step(self, action):
+            *outcome, info = super().step(action)
+            return *outcome, info | {"truncated": [8], "last_observation": self.observe([7])}
+
+    envs = make_envs([Gone], script=script)
+    envs.reset(0)
+    with pytest.raises(
+        script.UsageError, match=r"info\['truncated'\] has \[8\], .* the rows of \[7\]"
+    ):
+        envs.step([[0, 0, 0]])
 
 
 # ---- What an environment gets wrong ----

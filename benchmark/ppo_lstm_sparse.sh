@@ -18,4 +18,5 @@ alike="--num-envs 16 --learning-rate 1e-3 --ent-coef 0 --no-clip-vloss --norm-ob
     --reference 0.686 "depth first, perfect memory" --ylabel "share of new nodes" \
     --systems "one LSTM state per node, ppo_lstm_sparse_mini.py=mini_*" "one LSTM state per node=per_node_*" "one LSTM state per environment=per_env_*" \
     "no memory (ppo_graph.py)=no_memory_*" \
-    --note "Share of the 64 steps that reach a node for the first time. Reference policies: 1,000 episodes."
+    --note "Share of the 64 steps that reach a node for the first time. Reference policies: 1,000 episodes. The state per node
+was trained on a machine that was busy with other work, so its SPS compares with nothing."

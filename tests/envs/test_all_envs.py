@@ -37,6 +37,8 @@ ENVS += [
     ("LastGraphs-v0", {}),
     ("LastGraphs-v0", {"window": 5, "episode_length": 3, "max_episode_steps": 2}),
     ("LastGraphs-v0", {"edges_per_node": 0}),
+    ("Courier-v0", {}),
+    ("Courier-v0", {"num_houses": 6, "num_chords": 1, "num_steps": 3}),
     ("GraphExplore-v0", {}),
     ("GraphExplore-v0", EXPLORE | {"task": "find", "num_colours": 5}),
     ("GraphExplore-v0", {"num_nodes": (3, 4), "episode_length": 7, "radius_degree": 0.0}),
@@ -207,6 +209,11 @@ WRONG = {
         ({"window": 6}, "window 6"),
         ({"episode_length": 0}, "episode_length 0"),
         ({"weights": (0.5, 0.5)}, "sum to 1"),
+    ],
+    "Courier-v0": [
+        ({"num_houses": 5}, "num_houses 5"),
+        ({"num_chords": 6}, "num_chords 6"),
+        ({"num_steps": 0}, "num_steps 0"),
     ],
     "GraphExplore-v0": [
         ({"task": "return"}, "task is 'return'"),

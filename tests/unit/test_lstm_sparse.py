@@ -389,6 +389,36 @@ def test_inputs_of_the_memory(name, on):
     assert (values[0] != values[1]).tolist() == [on] * 4 + [False]
 
 
+@torch.no_grad()
+def test_actor_and_critic_see_what_is_remembered_of_visible_nodes():
+    """Mean and maximum of it, for each observation."""
+    part = collect(begun([IdEnv] * 4))
+    obs = part.memory.storage.append(part.step.obs)
+    seen = part.agent.look(obs, np.zeros(4, bool), part.step.reward)
+    features, _, elements, *_ = part.agent.encode(obs, part.memory.now, seen)
+    rows, ptr, _ = elements[part.agent.group]
+    for b, found in enumerate(features[:, -13:]):
+        own = rows[ptr[b] : ptr[b + 1], -6:]
+        assert own.abs().max() > 0
+        assert_close(found[:12], torch.cat([own.mean(0), own.amax(0)]), 1e-6)
+    assert part.agent.actor[0].in_features == features.shape[1]
+
+
+def test_first_observations_are_valued_without_a_memory():
+    """After a rollout, too, where the episode before has just ended."""
+    part = begun([lambda: RandomEnv("vector")] * 6, num_steps=5)
+    num = 0
+    for _ in range(4):
+        collect(part)
+        ended = np.flatnonzero(part.step.terminated | part.step.truncated)
+        fresh = script.Memory(part.agent, part.envs.leaves, 6, part.args)
+        fresh.begin()
+        every = part.step._replace(terminated=np.ones(6, bool), truncated=np.zeros(6, bool))
+        assert_close(part.next_values[:6][ended], fresh.act(every)[2][ended], 1e-6)
+        num += len(ended)
+    assert num > 2
+
+
 FITS, GRAPH = Discrete(9), {"g": graph_space()}
 
 

@@ -4,7 +4,7 @@
     python cleanrl_graph/ppo_framestack.py --env-id CartPole-v1 --wrap hide:1,3 --obs-shifts -8,-4,0
     python cleanrl_graph/ppo_framestack.py --env-id envs:LastGraphs-v0 --obs-shifts -2:0 --gamma 0.5
 
-Read ppo_graph_mini.py first: it is the idea in 300 lines. Rooms of this file: Args, ranks,
+Read ppo_framestack_mini.py first: it is the idea alone. Sections of this file: Args, ranks,
 observations, environments, storage, encoder, action heads, memory (views), agent, run, train.
 
 A leaf is one array of an observation, and every leaf is rows: any number per step for the nodes of

@@ -4,7 +4,7 @@
     python cleanrl_graph/ppo_graph.py --env-id envs:JobShop-v0 --gamma 1 --num-envs 16
     torchrun --nproc-per-node 4 cleanrl_graph/ppo_graph.py --env-id your_module:YourEnv-v0
 
-Read ppo_graph_mini.py first: it is the idea in 300 lines. Rooms of this file: Args, ranks,
+Read ppo_graph_mini.py first: it is the idea alone. Sections of this file: Args, ranks,
 observations, environments, storage, encoder, action heads, memory (the rollout), agent, run, train.
 What stands between two lines "shared" is the same text in the other scripts: what is not used here
 is for them.

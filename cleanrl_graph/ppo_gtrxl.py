@@ -3,7 +3,7 @@
     python cleanrl_graph/ppo_gtrxl.py --env-id CartPole-v1 --wrap hide:1,3 --memory-length 50
     python cleanrl_graph/ppo_gtrxl.py --env-id your_module:YourEnv-v0 --prev-reward
 
-Read ppo_graph_mini.py first: it is the idea in 300 lines. Rooms of this file: Args, ranks,
+Read ppo_gtrxl_mini.py first: it is the idea alone. Sections of this file: Args, ranks,
 observations, environments, storage, encoder, action heads, memory (GTrXL), agent, run, train.
 
 A leaf is one array of an observation, and every leaf is rows: any number per step for the nodes of

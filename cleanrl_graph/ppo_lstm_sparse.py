@@ -4,9 +4,9 @@
     python cleanrl_graph/ppo_lstm_sparse.py --env-id envs:GraphExplore-v0 --remember-edges
     python cleanrl_graph/ppo_lstm_sparse.py --env-id your_module:YourEnv-v0 --prev-reward
 
-Read ppo_graph_mini.py and ppo_graph.py first: only memory and agent are new. Rooms of this file:
-Args, ranks, observations, environments, storage, encoder, action heads, memory (an LSTM), agent,
-run, train.
+Read ppo_lstm_sparse_mini.py first: it is the idea alone. Sections of this file: Args,
+ranks, observations, environments, storage, encoder, action heads, memory (an LSTM), agent, run,
+train.
 
 A leaf is one array of an observation, and every leaf is rows: any number per step for the nodes of
 a graph, its edges or the elements of a set, one for everything else. Each row is stored once, and a

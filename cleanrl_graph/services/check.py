@@ -313,20 +313,23 @@ def kept_settings() -> Iterator[None]:
     UsageError for torch's inference mode that was left open, which nobody else can end."""
     import torch  # not above: copies of environments import this file, and do without
 
-    dtype = torch.get_default_dtype()
-    device = torch.get_default_device()
-    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    def settings() -> tuple:  # torch.get_default_device() takes longer than all of this
+        is_deterministic = torch.are_deterministic_algorithms_enabled()
+        return torch.get_default_dtype(), torch.empty(0).device, is_deterministic
+
+    before = settings()
     was_inference = torch.is_inference_mode_enabled()
     try:
         with np.errstate():
             yield
     finally:
-        torch.set_grad_enabled(True)
-        torch.set_default_dtype(dtype)
-        if torch.are_deterministic_algorithms_enabled() != is_deterministic:
-            torch.use_deterministic_algorithms(is_deterministic)
-        if torch.get_default_device() != device:
+        if not torch.is_grad_enabled():
+            torch.set_grad_enabled(True)
+        if settings() != before:
+            dtype, device, is_deterministic = before
+            torch.set_default_dtype(dtype)
             torch.set_default_device(None if device.type == "cpu" else device)
+            torch.use_deterministic_algorithms(is_deterministic)
     if torch.is_inference_mode_enabled() and not was_inference:
         raise UsageError(
             "an environment leaves torch.inference_mode() open: `with torch.inference_mode():` "

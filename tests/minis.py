@@ -33,12 +33,14 @@ class Step(SimpleNamespace):
 
 class Noted(gym.Env):
     """Episodes of 1 to 6 steps, of which half are truncated. The first environment is truncated at
-    each `cut`-th step as well. `made` has all of them, `steps` the steps of one."""
+    each `cut`-th step as well. With `endless` no episode ends. `made` has all environments, `steps`
+    the steps of one."""
 
     made = []
 
-    def __init__(self, cut=0):
+    def __init__(self, cut=0, endless=False):
         self.steps = []
+        self.endless = endless
         self.cut = cut if not self.made else 0
         self.made.append(self)
 
@@ -54,7 +56,7 @@ class Noted(gym.Env):
         reward = self.reward(action)
         self.left -= 1
         is_cut = bool(self.cut) and (len(self.steps) + 1) % self.cut == 0
-        ended = self.left == 0 and not is_cut
+        ended = self.left == 0 and not is_cut and not self.endless
         flags = ended and not self.truncates, is_cut or ended and self.truncates
         before = copy.deepcopy(self.obs)
         self.obs = self.observe(flags[1])
@@ -79,8 +81,8 @@ class Graphs(Noted):
     feature of the chosen node. Nodes are views of one array, which is written anew at every
     step. With `column` the mask is [nodes, 1]."""
 
-    def __init__(self, edges="none", cut=0, column=False, ids=True):
-        super().__init__(cut)
+    def __init__(self, edges="none", cut=0, endless=False, column=False, ids=True):
+        super().__init__(cut, endless)
         graph = LinkGraph(vector(3), EDGES[edges])
         leaves = {"graph": graph, "action_mask": MASK} | ({"node_ids": IDS} if ids else {})
         self.observation_space = spaces.Dict(leaves)
@@ -130,8 +132,8 @@ class Vectors(Noted):
     observation_space = vector(2, 2)
     action_space = spaces.Discrete(3)
 
-    def __init__(self, cut=0):
-        super().__init__(cut)
+    def __init__(self, cut=0, endless=False):
+        super().__init__(cut, endless)
         self.numbers = np.zeros((2, 2), np.float32)
 
     def observe(self, at_limit):
@@ -143,14 +145,16 @@ class Vectors(Noted):
         return float(self.numbers[0, action % 2]) * (1 + int(action))
 
 
-gym.register("MiniGraphs-v0", entry_point=Graphs)
-gym.register("MiniVectors-v0", entry_point=Vectors)
 for edges in EDGES:
-    for cut in (0, 6):
-        kwargs = {"edges": edges, "cut": cut}
-        gym.register(f"MiniGraphs-{edges}-{cut}-v0", entry_point=Graphs, kwargs=kwargs)
-gym.register("MiniGraphs-column-v0", entry_point=Graphs, kwargs={"column": True})
-gym.register("MiniVectors-6-v0", entry_point=Vectors, kwargs={"cut": 6})
+    kwargs = {"edges": edges, "cut": 6}
+    gym.register(f"MiniGraphs-{edges}-v0", entry_point=Graphs, kwargs=kwargs)
+for name, kwargs in {"": {"edges": "vectors"}, "-column": {"column": True}}.items():
+    gym.register(f"MiniGraphs{name}-v0", entry_point=Graphs, kwargs=kwargs)
+for entry_point in (Graphs, Vectors):
+    name = f"Mini{entry_point.__name__}-endless-v0"
+    gym.register(name, entry_point=entry_point, kwargs={"endless": True})
+gym.register("MiniVectors-v0", entry_point=Vectors)
+gym.register("MiniVectors-cut-v0", entry_point=Vectors, kwargs={"cut": 6})
 
 
 def command_line(flags: dict) -> list[str]:

@@ -112,9 +112,9 @@ class Agent(nn.Module):
         return self.critic(views).squeeze(1)
 
     def get_action_and_value(self, views: torch.Tensor, action: torch.Tensor | None = None):
-        probs = Categorical(logits=self.actor(views))
-        if action is None:
-            action = probs.sample()
+        probs = Categorical(logits=self.actor(views), validate_args=False)
+        if action is None:  # the largest p / Exp(1) is a draw from p; sample() would wait for a GPU
+            action = (probs.probs / torch.empty_like(probs.probs).exponential_()).argmax(1)
         return action, probs.log_prob(action), probs.entropy(), self.critic(views).squeeze(1)
 
 
@@ -191,12 +191,11 @@ if __name__ == "__main__":
             for i, choice in enumerate(action.cpu().numpy() + first_action):
                 next_obs[i], reward, terminated, truncated, info = envs[i].step(choice)
                 global_step += 1
-                rewards[step, i] = float(reward)
-                dones[step, i] = float(terminated or truncated)
+                rewards[step, i].fill_(float(reward))  # `[step, i] =` would wait for a GPU
+                dones[step, i].fill_(float(terminated or truncated))
                 if truncated and not terminated:  # bootstrap: a time limit is no end
-                    obs[K + step + 1, i] = to_tensor(next_obs[i : i + 1], device)[
-                        0
-                    ]  # until it is reset
+                    # in the place of the next step, until the environment was reset
+                    obs[K + step + 1, i] = to_tensor(next_obs[i : i + 1], device)[0]
                     k = all_envs[i : i + 1]
                     seen = views(step + 1, k, next_age[k])
                     rewards[step, i] += args.gamma * agent.get_value(seen)[0]

@@ -223,9 +223,9 @@ class Agent(nn.Module):
     def get_action_and_value(self, obs, last, memory, age, action=None):
         """Action, log-probability, entropy and value, [T * B] each, and the memory afterwards."""
         features, memory = self.remember(obs, last, memory, age)
-        probs = Categorical(logits=self.actor(features))
-        if action is None:
-            action = probs.sample()
+        probs = Categorical(logits=self.actor(features), validate_args=False)
+        if action is None:  # the largest p / Exp(1) is a draw from p; sample() would wait for a GPU
+            action = (probs.probs / torch.empty_like(probs.probs).exponential_()).argmax(1)
         value = self.critic(features).squeeze(1)
         return action, probs.log_prob(action), probs.entropy(), value, memory
 
@@ -291,8 +291,8 @@ if __name__ == "__main__":
             for i, choice in enumerate(action.cpu().numpy() + first_action):
                 next_obs[i], reward, terminated, truncated, info = envs[i].step(choice)
                 global_step += 1
-                rewards[step, i] = float(reward)
-                dones[step, i] = float(terminated or truncated)
+                rewards[step, i].fill_(float(reward))  # `[step, i] =` would wait for a GPU
+                dones[step, i].fill_(float(terminated or truncated))
                 if truncated and not terminated:  # bootstrap: a time limit is no end
                     k = slice(i, i + 1)
                     seen = to_tensor(next_obs[k], device)[None]

@@ -289,8 +289,8 @@ if __name__ == "__main__":
             for i, choice in enumerate(action.cpu().numpy()):
                 next_obs[i], reward, terminated, truncated, info = envs[i].step(choice)
                 global_step += 1
-                rewards[step, i] = float(reward)
-                dones[step, i] = float(terminated or truncated)
+                rewards[step, i].fill_(float(reward))  # `[step, i] =` would wait for a GPU
+                dones[step, i].fill_(float(terminated or truncated))
                 if truncated and not terminated:  # bootstrap: a time limit is no end
                     graphs = collate([next_obs[i]], next_episode[i : i + 1], space).to(device)
                     rewards[step, i] += args.gamma * agent.get_value(graphs, memory)[0]

@@ -32,6 +32,7 @@ from unittest import mock
 import torch
 import torch._dynamo  # before anything is patched
 import torchgen
+from minis import execute
 from torch import Tensor
 from torch.utils.cpp_extension import include_paths, library_paths
 
@@ -161,6 +162,9 @@ def run(op, *args, **kwargs):
         return host
 
     low, low_kwargs = [tree(lower, v) for v in args], {k: tree(lower, v) for k, v in kwargs.items()}
+    for i, argument in enumerate(op._schema.arguments[: len(low)]):
+        if isinstance(low[i], (int, float)) and argument.type.kind() == "TensorType":
+            low[i] = torch.tensor(low[i])  # PyTorch handed over the number of `t % 2` as it is
     if strangers and tensors:
         if name not in INDEXING or not args[0].is_cuda:
             raise RuntimeError(f"Expected all tensors to be on the same device: {op} at {where()}")
@@ -397,11 +401,15 @@ class Writer:
 def train(script, **flags) -> tuple[dict[int, dict[str, float]], dict]:
     """(step -> tag -> value of all that the script's training logs, what the device was told
     meanwhile). Environments are checked, layers are the faster ones; there are no checkpoints.
-    "collector" is what ppo_graph_async.py's second process told its device, None without one."""
+    "collector" is what ppo_graph_async.py's second process told its device, None without one. A
+    script without a function `train`, one of the short ones, runs as a command."""
     from helpers import accelerated
 
     log.clear()
     logged, told = {}, None
+    if not hasattr(script, "train"):
+        run_as_command(script, logged, **flags)
+        return logged, copy.deepcopy(vars(log)) | {"collector": None}
     args = arguments.args_of(script, **flags)
     changed = {"SummaryWriter": lambda *args, **kwargs: Writer(logged)}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
@@ -423,6 +431,16 @@ def train(script, **flags) -> tuple[dict[int, dict[str, float]], dict]:
         if "run_collector" in changed:
             told = pickle.loads(Path(folder, "log").read_bytes())
     return logged, copy.deepcopy(vars(log)) | {"collector": told}
+
+
+def run_as_command(script, logged: dict, **flags) -> None:
+    def writer(folder):
+        os.makedirs(folder)  # where the weights go
+        return Writer(logged)
+
+    patch = mock.patch("torch.utils.tensorboard.SummaryWriter", writer)
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), patch:
+        execute(script, **flags)
 
 
 def rates(

@@ -55,6 +55,19 @@ def same(script, **flags) -> list[str]:
     return found
 
 
+def mini_budget(script, **flags) -> list[str]:
+    """Without ends of episodes the host waits once per step, for the action, and never in a
+    minibatch."""
+    rates = virtual_cuda.rates(script, num_envs=4, **flags)
+    allowed = {"step": 1, "minibatch": 0}
+    waits = {unit: rates[unit]["waits"] for unit in allowed}
+    return [
+        f"{sum(counts.values()):g} waits per {unit}, {allowed[unit]} allowed: {dict(counts)}"
+        for unit, counts in waits.items()
+        if sum(counts.values()) > allowed[unit] + 1e-9
+    ]
+
+
 def races(told: dict) -> list[str]:
     return [*told["races"], *(told["collector"] or {"races": ()})["races"]]
 
@@ -180,6 +193,13 @@ KINDS += [
     for kind in ("graph_edges", "sequence")
     for action in ("discrete", "element", "box", "pair")
 ]
+MINIS = {  # the short scripts, with flags for small networks
+    "ppo_graph_mini": dict(gnn_dim=4, gnn_layers=1),
+    "ppo_lstm_sparse_mini": dict(gnn_dim=4, gnn_layers=1, lstm_dim=4),
+    "ppo_gtrxl_mini": dict(dim=4, num_heads=2, memory_length=3, hidden_dim=4),
+    "ppo_framestack_mini": dict(hidden_dim=4, num_views=3),
+}
+kind_of = lambda mini: "Vectors" if "hidden_dim" in MINIS[mini] else "Graphs"
 FAST, SLOW = True, False
 ROWS = [  # check, script, flags, whether it is one of the fast ones
     *(
@@ -206,6 +226,8 @@ ROWS = [  # check, script, flags, whether it is one of the fast ones
     (same, "ppo_graph_aux", any_env(*GRAPH, aux="predict"), SLOW),
     (same, "ppo_graph_async", any_env(*GRAPH, max_lag=0), SLOW),
     (same, "ppo_graph_agents", AGENTS, FAST),
+    *((same, mini, dict(env_id=f"Mini{kind_of(mini)}-v0", num_envs=2), FAST) for mini in MINIS),
+    *((mini_budget, mini, dict(env_id=f"Mini{kind_of(mini)}-endless-v0"), FAST) for mini in MINIS),
     *(
         (budget, script, flags, script == "ppo_graph")
         for script in SCRIPTS
@@ -262,7 +284,8 @@ def problems(name: str) -> list[str]:
     script = importlib.import_module(f"cleanrl_graph.{script_name}")
     try:
         with bug(script) if bug else contextlib.nullcontext():
-            return check(script, **SMALL | SCRIPTS.get(script_name, {}) | flags)
+            small = MINIS.get(script_name) or SMALL | SCRIPTS.get(script_name, {})
+            return check(script, **small | flags)
     except Exception as error:
         return [f"{type(error).__name__}: {error}"[-600:]]
 

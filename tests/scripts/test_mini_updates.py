@@ -96,7 +96,15 @@ class Views:
 
     def __init__(self, agent, args, rollouts_before):
         self.agent = agent
-        self.num = args["num_views"]
+        self.num = args.get("num_views")
+        self.mean, self.var = torch.zeros(4).double(), torch.ones(4).double()
+        if rollouts_before:  # the mean of all rollouts' means and variances
+            obs = [
+                torch.stack([torch.as_tensor(step.obs).double().flatten() for step in rollout])
+                for rollout in rollouts_before
+            ]
+            self.mean = torch.stack([o.mean(0) for o in obs]).mean(0)
+            self.var = torch.stack([o.var(0) for o in obs]).mean(0)
 
     def begin(self):
         return {"inputs": []}
@@ -107,10 +115,14 @@ class Views:
             one_of[last] = 1
         return torch.cat([torch.as_tensor(obs).double().flatten(), one_of])
 
+    def normed(self, inputs):
+        obs = (inputs[:4] - self.mean) / (self.var + 1e-5).sqrt()
+        return torch.cat([obs.clamp(-10, 10), inputs[4:]])
+
     def __call__(self, obs, last, state):
-        inputs = [*state["inputs"], self.inputs(obs, last)]
+        inputs = [*state["inputs"], self.inputs(obs, last)]  # as they are: all are seen anew
         zeros = [torch.zeros_like(inputs[0])] * self.num
-        view = torch.cat([*zeros, *inputs][-self.num :])
+        view = torch.cat([*zeros, *map(self.normed, inputs)][-self.num :])
         return self.agent.actor(view), self.agent.critic(view)[0], {"inputs": inputs}
 
 
@@ -118,16 +130,8 @@ class GTrXL(Views):
     """The state has the inputs of each layer at all steps of the episode."""
 
     def __init__(self, agent, args, rollouts_before):
-        self.agent = agent
+        super().__init__(agent, args, rollouts_before)
         self.length = args["memory_length"]
-        self.mean, self.var = torch.zeros(4).double(), torch.ones(4).double()
-        if rollouts_before:  # the mean of all rollouts' means and variances
-            obs = [
-                torch.stack([torch.as_tensor(step.obs).double().flatten() for step in rollout])
-                for rollout in rollouts_before
-            ]
-            self.mean = torch.stack([o.mean(0) for o in obs]).mean(0)
-            self.var = torch.stack([o.var(0) for o in obs]).mean(0)
 
     def begin(self):
         return {"layers": [[] for _ in self.agent.gtrxl.layers]}
@@ -147,9 +151,7 @@ class GTrXL(Views):
 
     def __call__(self, obs, last, state):
         agent = self.agent
-        inputs = self.inputs(obs, last)
-        normed = (inputs[:4] - self.mean) / (self.var + 1e-5).sqrt()
-        inputs = torch.cat([normed.clamp(-10, 10), inputs[4:]])
+        inputs = self.normed(self.inputs(obs, last))
         x = agent.token(inputs)
         after = []
         for layer, before in zip(agent.gtrxl.layers, state["layers"]):

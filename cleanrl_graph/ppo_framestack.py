@@ -274,7 +274,7 @@ class Leaf(NamedTuple):
 
     @property
     def whole(self) -> str:
-        """The path of what enters whole, if at all: a graph's nodes, a set, or the leaf alone."""
+        """What --critic-only can name for it: its graph's nodes, its set, or the leaf itself."""
         if self.nodes is not None:
             return self.nodes
         return self.group if self.is_ragged else self.path
@@ -431,7 +431,7 @@ def make_env(args: Args, i: int = 0, /, **more) -> gym.Env:
 # --- shared: steps ---
 class Step(NamedTuple):
     """What N environments returned. Where one is `terminated` or `truncated`, a new episode begins.
-    At first all are, so that a memory begins, too."""
+    After reset() all are terminated: that is how a memory learns that an episode begins."""
 
     obs: Flat
     reward: np.ndarray  # float32 [N]
@@ -840,7 +840,8 @@ class Encoder(nn.Module):
         dim = args.gnn_dim
         self.nets = nn.ModuleDict()  # module_key(group of nodes, or of a set) -> GNN or MLP
         self.dim = widths.pop(STEP, 0)  # of the features
-        self.element_dims = {}  # group -> width of `Project.inputs`
+        # group -> width of what describes a row: its embedding, or both ends and features of an edge
+        self.element_dims = {}
         edge_dims = {nodes: widths.pop(links, 0) for nodes, links in self.links.items()}
         for group, width in widths.items():
             self.element_dims[group] = dim
@@ -1049,9 +1050,9 @@ def acting_group(space: gym.Space, leaves: list[Leaf], head: str) -> str | None:
 
 
 def parts_of(space: gym.Space, leaves: list[Leaf], args: Args) -> list[Part]:
-    """The factors of an action space in its order, those that rows draw last. All Discrete ones
-    choose from what --action-head says, but with auto those of a Dict, and with a Sequence all,
-    from what their names say. UsageError for a flag or a mask that fits nothing."""
+    """The factors of an action space in its order, those that rows draw last. What a Discrete one
+    chooses from, its name says in a Dict with --action-head auto, and wherever there is a Sequence;
+    elsewhere --action-head says it. UsageError for a flag or a mask that fits nothing."""
     head = args.action_head
     acting = acting_group(space, leaves, head)
     has_names = acting or head == "auto" and isinstance(space, spaces.Dict)
@@ -1135,7 +1136,7 @@ def fit_of(leaf: Leaf, part: Part, before: Part | None) -> tuple[int, bool] | No
 
 def scale_of(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
     """What 0 means, and how much 1 adds to it, float64: a policy's -1 and 1 are the bounds of a Box
-    where both are finite and differ; elsewhere its numbers stay as they are."""
+    where both are finite and differ. Without bounds (below 1e30) its numbers stay as they are."""
     low = space.low.astype(np.float64)
     half = (space.high - low) / 2
     scale = np.where((half > 0) & (half < 1e30), half, 1.0)
@@ -1297,14 +1298,14 @@ class PartHead(nn.Module):
         mask = values[..., None].flatten(1) != 0  # [B, or rows, entries]
         if not part.given:
             mask = mask[:, part.entries]
-        elif (
-            part.group is not None
-        ):  # an entry per option, or per value of the part before and option
+        elif part.group is not None:
+            # An entry per value of the part before and option. If there is one per option alone, it
+            # holds for each value: then the minimum is ptr[:-1]
             num = options.ptr.diff()
             first = torch.minimum(ptr[:-1] + before[:, 0].long() * num, ptr[1:] - num)
             first = first - options.ptr[:-1]
             mask = mask[first[options.batch] + torch.arange(len(logits), device=ptr.device)]
-        else:
+        else:  # the entries of each value of the part before are side by side, or rows
             first = ptr[:-1]
             if part.is_per_row:
                 first = torch.arange(len(mask), device=ptr.device)

@@ -286,7 +286,7 @@ class Leaf(NamedTuple):
 
     @property
     def whole(self) -> str:
-        """The path of what enters whole, if at all: a graph's nodes, a set, or the leaf alone."""
+        """What --critic-only can name for it: its graph's nodes, its set, or the leaf itself."""
         if self.nodes is not None:
             return self.nodes
         return self.group if self.is_ragged else self.path
@@ -443,7 +443,7 @@ def make_env(args: Args, i: int = 0, /, **more) -> gym.Env:
 # --- shared: steps ---
 class Step(NamedTuple):
     """What N environments returned. Where one is `terminated` or `truncated`, a new episode begins.
-    At first all are, so that a memory begins, too."""
+    After reset() all are terminated: that is how a memory learns that an episode begins."""
 
     obs: Flat
     reward: np.ndarray  # float32 [N]
@@ -852,7 +852,8 @@ class Encoder(nn.Module):
         dim = args.gnn_dim
         self.nets = nn.ModuleDict()  # module_key(group of nodes, or of a set) -> GNN or MLP
         self.dim = widths.pop(STEP, 0)  # of the features
-        self.element_dims = {}  # group -> width of `Project.inputs`
+        # group -> width of what describes a row: its embedding, or both ends and features of an edge
+        self.element_dims = {}
         edge_dims = {nodes: widths.pop(links, 0) for nodes, links in self.links.items()}
         for group, width in widths.items():
             self.element_dims[group] = dim
@@ -1061,9 +1062,9 @@ def acting_group(space: gym.Space, leaves: list[Leaf], head: str) -> str | None:
 
 
 def parts_of(space: gym.Space, leaves: list[Leaf], args: Args) -> list[Part]:
-    """The factors of an action space in its order, those that rows draw last. All Discrete ones
-    choose from what --action-head says, but with auto those of a Dict, and with a Sequence all,
-    from what their names say. UsageError for a flag or a mask that fits nothing."""
+    """The factors of an action space in its order, those that rows draw last. What a Discrete one
+    chooses from, its name says in a Dict with --action-head auto, and wherever there is a Sequence;
+    elsewhere --action-head says it. UsageError for a flag or a mask that fits nothing."""
     head = args.action_head
     acting = acting_group(space, leaves, head)
     has_names = acting or head == "auto" and isinstance(space, spaces.Dict)
@@ -1147,7 +1148,7 @@ def fit_of(leaf: Leaf, part: Part, before: Part | None) -> tuple[int, bool] | No
 
 def scale_of(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
     """What 0 means, and how much 1 adds to it, float64: a policy's -1 and 1 are the bounds of a Box
-    where both are finite and differ; elsewhere its numbers stay as they are."""
+    where both are finite and differ. Without bounds (below 1e30) its numbers stay as they are."""
     low = space.low.astype(np.float64)
     half = (space.high - low) / 2
     scale = np.where((half > 0) & (half < 1e30), half, 1.0)
@@ -1309,14 +1310,14 @@ class PartHead(nn.Module):
         mask = values[..., None].flatten(1) != 0  # [B, or rows, entries]
         if not part.given:
             mask = mask[:, part.entries]
-        elif (
-            part.group is not None
-        ):  # an entry per option, or per value of the part before and option
+        elif part.group is not None:
+            # An entry per value of the part before and option. If there is one per option alone, it
+            # holds for each value: then the minimum is ptr[:-1]
             num = options.ptr.diff()
             first = torch.minimum(ptr[:-1] + before[:, 0].long() * num, ptr[1:] - num)
             first = first - options.ptr[:-1]
             mask = mask[first[options.batch] + torch.arange(len(logits), device=ptr.device)]
-        else:
+        else:  # the entries of each value of the part before are side by side, or rows
             first = ptr[:-1]
             if part.is_per_row:
                 first = torch.arange(len(mask), device=ptr.device)
@@ -1486,7 +1487,7 @@ def join_states(states: list[State]) -> State:
 
 class Seen(NamedTuple):
     """What M envs see in T steps each; step t of env m is number m * T + t. An event is a node in a
-    step or, without ids, a step. Acting takes one step, learning all of a rollout."""
+    step or, without ids, a step. Acting takes one step, learning a rollout or a piece of it."""
 
     starts: np.ndarray  # bool [M * T], whether an episode begins with the step
     rewards: np.ndarray  # float32 [M * T], of the step before
@@ -1518,8 +1519,10 @@ class Timeline:
         self.step = np.concatenate([[0], state.nodes.env * self.T, seen.step])
         self.keys = np.concatenate([[0], state.nodes.keys, seen.keys])
         self.names, name = np.unique(self.keys, return_inverse=True)
-        code = self.first[self.step] * len(self.names) + name  # one number per entry
-        code[0] = -1
+        # One number per episode, which its first step names, and key. A state has nothing of envs
+        # that begin an episode with step 0, see State.forget
+        code = self.first[self.step] * len(self.names) + name
+        code[0] = -1  # row 0 is an entry of its own
         self.codes, self.entry = np.unique(code, return_inverse=True)
         self.order = np.argsort(self.entry, kind="stable")
         is_first = np.diff(self.entry[self.order], prepend=-1) > 0
@@ -1562,7 +1565,7 @@ class Timeline:
         is_known = since[edge] <= step[event]
         edge = edge[is_known]
         event = event[is_known]
-        # Rows are found by a clock that grows in their order
+        # (entry, step) as one number, ascending in `order`: finds the source's last row by then
         num_steps = len(self.first)
         clock = self.entry * num_steps + self.step
         now = source[edge] * num_steps + step[event]
@@ -1618,7 +1621,7 @@ class Scan(torch.autograd.Function):
 def scan(a: Tensor, b: Tensor) -> Tensor:
     """h = a h + b after a row of zeros, [T, any], in log2(T) turns: two steps are one step,
     h = a (a' h + b') + b. Half as many of these have each second h, then the others follow from the
-    h before them. Nobody reads a[0]."""
+    h before them. a[0] has no effect, as the h before it is 0."""
     h = b.clone()
     if len(h) > 1:
         second = a[1::2]
@@ -1675,7 +1678,7 @@ def run_stairs(cell: nn.Module, x: Tensor, num_active: np.ndarray, state: Tensor
 def by_time(events: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """A PackedSequence, sorted by step, then the longest sequence first: (order of the sequences;
     their number at each step; place of each event). The number falls when 50 places would stay
-    empty: another stair costs as much as they do."""
+    empty, rows of zeros whose outputs nobody reads: another call of the cell costs as much."""
     order = np.argsort(-lengths, kind="stable")
     num_active = np.searchsorted(-lengths[order], -np.arange(lengths.max()))
     num_empty = 0
@@ -1739,9 +1742,9 @@ class SparseLSTM(nn.Module):
             sent = torch.cat([select_rows(rows, sender), select_rows(features, edge)], 1)
             out = h + segment(self.message(sent).relu(), ptr, "mean")
         readout = self.sum_up(rows, timeline) if self.per_node else out
-        if new is None:
+        if timeline.T > 1:
             return out, readout, None, None
-        last = timeline.last[1:]
+        last = timeline.last[1:]  # with T = 1 the number of a step is its env
         nodes = Entries(timeline.step, timeline.keys, torch.cat([old, new.transpose(0, 1)]))
         return out, readout, nodes.select(last), edges
 
@@ -1778,8 +1781,8 @@ def embed_action(head: ActionHead, action: Action, elements: dict[str, Ragged], 
 
 # --- shared: pieces ---
 def cut(num_steps: int, num_envs: int, num_minibatches: int) -> np.ndarray:
-    """The steps at which a rollout is cut, of N environments that are too few for the minibatches:
-    0, then those where its pieces end. Else it is one piece."""
+    """The bounds [0, ..., num_steps] of the pieces in which a rollout is cut: one, or where there
+    are fewer environments than minibatches ceil(minibatches / environments)."""
     num = -(-num_minibatches // num_envs)
     return np.arange(num + 1) * num_steps // num
 
@@ -1873,7 +1876,7 @@ class Memory:
         """`num` random parts of the rollout. Of each: the indices of its steps, int64 [M * T], as
         in Storage but env after env, and the agent's inputs. They begin with the state that was
         remembered then (R2D2's "stored state"), which gets no gradients."""
-        actions = {rows: torch.cat([one[rows] for one in self.actions]) for rows in self.actions[0]}
+        actions = join_actions(self.actions)
         starts = np.concatenate(self.starts)
         rewards = np.concatenate(self.rewards)
         T = len(self.starts)
@@ -1884,7 +1887,7 @@ class Memory:
             host, _ = self.host.gather(idx)
             seen = self.agent.look(host, starts[idx], rewards[idx])
             state = self.stored[steps[0]].select(envs)
-            action = {rows: values[places[rows]] for rows, values in actions.items()}
+            action = select_action(actions, places)
             yield to_device(idx, self.storage.device), (obs, state, seen, action)
 
     def rollout(self) -> Obs:

@@ -846,7 +846,7 @@ class Encoder(nn.Module):
         dim = args.gnn_dim
         self.nets = nn.ModuleDict()  # module_key(group of nodes, or of a set) -> GNN or MLP
         self.dim = widths.pop(STEP, 0)  # of the features
-        # group -> width of what describes a row: its embedding, or both ends and features of an edge
+        # group -> width of what describes a row: an embedding, or ends and features of an edge
         self.element_dims = {}
         edge_dims = {nodes: widths.pop(links, 0) for nodes, links in self.links.items()}
         for group, width in widths.items():

@@ -61,9 +61,9 @@ def test_it_learns(name, tmp_path):
     assert 0 <= mismatch_of(events) <= 1e-5
 
 
-SOLVED = {
+SOLVED = {  # flags, and what the last 100 episodes reach
     "ppo_graph_mini": ({}, 15.5),
-    "ppo_lstm_sparse_mini": ({}, 0.7),
+    "ppo_lstm_sparse_mini": ({"total_timesteps": 131072}, 0.7),  # of 250,000
     "ppo_gtrxl_mini": ({}, 0.95),
     "ppo_framestack_mini": ({}, 400),
 }
@@ -72,7 +72,7 @@ SOLVED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_it_solves_its_task(name, tmp_path):
-    """With the default flags, the mean of the last 100 episodes."""
+    """With the default flags but for the steps of one."""
     flags, expected = SOLVED[name]
     events, _ = run(name, tmp_path, **flags)
     assert np.mean(returns_of(events)[-100:]) >= expected

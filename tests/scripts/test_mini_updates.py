@@ -95,8 +95,7 @@ class Views:
     """Observations and last actions of the last steps. The state has all those of the episode."""
 
     def __init__(self, agent, args, rollouts_before):
-        self.agent = agent
-        self.num = args.get("num_views")
+        self.agent, self.args = agent, args
         self.mean, self.var = torch.zeros(4).double(), torch.ones(4).double()
         if rollouts_before:  # the mean of all rollouts' means and variances
             obs = [
@@ -107,31 +106,27 @@ class Views:
             self.var = torch.stack([o.var(0) for o in obs]).mean(0)
 
     def begin(self):
-        return {"inputs": []}
+        return {"seen": []}
 
     def inputs(self, obs, last):
         one_of = torch.zeros(3).double()
         if last is not None:
             one_of[last] = 1
-        return torch.cat([torch.as_tensor(obs).double().flatten(), one_of])
-
-    def normed(self, inputs):
-        obs = (inputs[:4] - self.mean) / (self.var + 1e-5).sqrt()
-        return torch.cat([obs.clamp(-10, 10), inputs[4:]])
+        obs = torch.as_tensor(obs).double().flatten()
+        if hasattr(self.agent, "norm"):
+            obs = ((obs - self.mean) / (self.var + 1e-5).sqrt()).clamp(-10, 10)
+        return torch.cat([obs, one_of])
 
     def __call__(self, obs, last, state):
-        inputs = [*state["inputs"], self.inputs(obs, last)]  # as they are: all are seen anew
-        zeros = [torch.zeros_like(inputs[0])] * self.num
-        view = torch.cat([*zeros, *map(self.normed, inputs)][-self.num :])
-        return self.agent.actor(view), self.agent.critic(view)[0], {"inputs": inputs}
+        seen = [*state["seen"], (obs, last)]  # normalised as it is now, those before, too
+        inputs = [self.inputs(*pair) for pair in seen]
+        num = self.args["num_views"]
+        view = torch.cat([*[torch.zeros_like(inputs[0])] * num, *inputs][-num:])
+        return self.agent.actor(view), self.agent.critic(view)[0], {"seen": seen}
 
 
 class GTrXL(Views):
     """The state has the inputs of each layer at all steps of the episode."""
-
-    def __init__(self, agent, args, rollouts_before):
-        super().__init__(agent, args, rollouts_before)
-        self.length = args["memory_length"]
 
     def begin(self):
         return {"layers": [[] for _ in self.agent.gtrxl.layers]}
@@ -151,12 +146,12 @@ class GTrXL(Views):
 
     def __call__(self, obs, last, state):
         agent = self.agent
-        inputs = self.normed(self.inputs(obs, last))
+        inputs = self.inputs(obs, last)
         x = agent.token(inputs)
         after = []
         for layer, before in zip(agent.gtrxl.layers, state["layers"]):
             after.append([*before, x])
-            steps = after[-1][-self.length - 1 :]
+            steps = after[-1][-self.args["memory_length"] - 1 :]
             heads = layer.num_heads
             bias_u, bias_v = layer.parameters(recurse=False)
             q = layer.q(layer.norm(x)).view(heads, -1)
@@ -190,7 +185,7 @@ def detached(state):
         return state.detach()
     if isinstance(state, dict):
         return {key: detached(value) for key, value in state.items()}
-    return type(state)(map(detached, state))
+    return type(state)(map(detached, state)) if isinstance(state, (list, tuple)) else state
 
 
 def unrolled(net, state, steps):

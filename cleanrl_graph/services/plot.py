@@ -5,8 +5,9 @@
 It finds all runs in these folders. Runs of an environment that are alike in the flags of --by are
 one curve: after each step, and each second, the mean return of the last --episodes episodes, as
 mean and standard deviation over its runs, the seeds; the deviation is that of a sample (n - 1), and
-a single run has none. Without --by these are all flags in which the runs differ. It writes
-curves.csv, table.md and curves.png.
+a single run has none. Without --by these are all flags in which the runs differ. Runs with other
+--env-kwargs or --wrap are never one curve, and a line names the other flags in which runs of a curve
+differ. It writes curves.csv, table.md and curves.png.
 
 A run has args.json and episodes.csv where services trained it. Of a script alone the flags are what
 the name of the folder says, and episodes those of TensorBoard's log.
@@ -26,7 +27,9 @@ import tyro
 
 from cleanrl_graph.services.checkpoint import FREE
 
-SAME = FREE - {"exp_name"} | {"seed", "env_id"}  # flags that make no other curve
+# Flags that make no other curve, and what args.json has beside flags
+SAME = FREE - {"exp_name"} | {"seed", "env_id", "versions", "commit"}
+TASK = ("env_kwargs", "wrap")  # flags that make another task of an environment
 NUM_POINTS = 150  # of a curve
 AXES = ("steps", "seconds")
 UNITS = {1000: "environment steps (thousands)", 60: "minutes of training", 1: "seconds of training"}
@@ -174,18 +177,28 @@ def differing(runs: list[Run]) -> list[str]:
 
 
 def curves_of(runs: list[Run], by: Iterable[str]) -> dict[tuple[str, str], list[Run]]:
-    """(environment, values of the flags `by`) -> its runs. SystemExit for an unknown flag."""
+    """(environment, values of the flags `by`, and of --env-kwargs and --wrap where runs of an
+    environment differ in them) -> its runs. Says in which other flags runs of a curve differ.
+    SystemExit for an unknown flag."""
     differ = differing(runs)
     names = [name.lstrip("-").replace("-", "_") for name in by] or differ
+    tasks = [name for name in TASK if name in differ and name not in names]
     curves = {}
     for run in runs:
         label = []
+        for name in tasks:
+            if name in run.flags:  # not of a script alone
+                label.append(f"{name} {run.flags[name]}")
         for name in names:
             if name not in run.flags:
                 others = f"the runs differ in {', '.join(differ) or 'no flag'}"
                 raise SystemExit(f"--by {name}: {run.folder} has no such flag; {others}")
             label.append(f"{name} {run.flags[name]}")
         curves.setdefault((run.env_id, ", ".join(label) or "all"), []).append(run)
+    for (env_id, label), own in curves.items():
+        merged = differing(own)
+        if merged:
+            print(f"{env_id}, {label}: its runs differ in {', '.join(merged)}", file=sys.stderr)
     return curves
 
 

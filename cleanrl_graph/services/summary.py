@@ -13,7 +13,8 @@ from cleanrl_graph.services.check import DISCRETE, for_policy
 from cleanrl_graph.services.checkpoint import world_size
 
 MOST = 12  # inputs, or parts of an action, that are named
-LONG = 50  # options of a row's fixed list; where there are more they are probably rows
+# Options of one of several fixed lists, or of a row's; where there are more they are probably rows
+LONG = 50
 ROWS = {"nodes": "nodes", "edge_links": "edges"}  # what the rows of a group are, by its last word
 
 
@@ -108,7 +109,8 @@ def factors(parts: list, spaces: dict[str, Any], leaves: list) -> Iterator[str]:
 
 def doubts(parts: list, leaves: list) -> Iterator[str]:
     """A warning for a fixed list of options beside rows of which none is chosen. A mask of the
-    list's own name says that it is meant, and so does any mask of a list that each row has."""
+    list's own name says that it is meant, and so does any mask of a list that each row has. Several
+    short lists, as of a MultiDiscrete, are usual."""
     groups = []
     for leaf in leaves:
         if leaf.is_input and leaf.is_ragged and not leaf.is_links and leaf.space != fitting.WORD:
@@ -119,7 +121,9 @@ def doubts(parts: list, leaves: list) -> Iterator[str]:
         has_mask = part.mask is not None
         if part.group is not None or has_mask and part.mask.startswith("action_mask."):
             return
-        if part.is_per_row and (has_mask or part.n <= LONG):
+        if part.is_per_row and has_mask:
+            continue
+        if (part.is_per_row or len(parts) > 1) and part.n <= LONG:
             continue
         if part.k == 1 and part.n > 0:
             lists.append(part)

@@ -181,6 +181,19 @@ def test_rows_beside_a_fixed_list(observation, warning, tmp_path, monkeypatch):
     assert part.group in line
 
 
+@pytest.mark.parametrize("sizes, is_said", [((3, 2), False), ((50, 50), False), ((51, 2), True)])
+@pytest.mark.parametrize("is_tuple", [False, True])
+def test_several_short_lists_beside_rows(sizes, is_said, is_tuple, tmp_path, monkeypatch):
+    """They are usual. One of more than 50 options may be meant as a choice of a row."""
+    action = spaces.MultiDiscrete(sizes)
+    if is_tuple:
+        action = spaces.Tuple([spaces.Discrete(n) for n in sizes])
+    monkeypatch.setitem(helpers.ACTIONS, "own", action)
+    flags = dict(env_id=RANDOM, env_kwargs={"observation": "set", "action": "own"})
+    lines = said(tmp_path / "a", **flags)
+    assert any("the action is one of a fixed list" in line for line in lines) == is_said
+
+
 def fleet(name, num):
     """Vehicles that act, beside a graph; each has a part of that name."""
     action = spaces.Sequence(spaces.Dict({name: spaces.Discrete(num)}))

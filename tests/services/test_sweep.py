@@ -194,8 +194,8 @@ def test_mean_and_deviation_over_seeds(tmp_path, capsys):
     assert "| m:E-v0 | learning_rate 0.2 | 1 | 30 | 3 | 5 |" in table
 
 
-def test_by_one_flag(tmp_path):
-    """Runs that differ otherwise are one curve; runs of two environments are not."""
+def test_by_one_flag(tmp_path, capsys):
+    """Runs that differ otherwise are one curve, which is said; runs of two environments are not."""
     for k, (rate, gamma) in enumerate([(1, 0.9), (1, 0.8), (2, 0.9)]):
         made_run(tmp_path / f"{k}", [1, 2], learning_rate=rate, gamma=gamma)
     made_run(tmp_path / "3", [1, 2], env_id="F-v0", learning_rate=3, gamma=0.9)
@@ -207,9 +207,27 @@ def test_by_one_flag(tmp_path):
         ("m:E-v0", "gamma 0.8"): 1,
         ("F-v0", "gamma 0.9"): 1,
     }
-    assert len(plot.curves_of(runs, [])) == 4
+    assert capsys.readouterr().err == "m:E-v0, gamma 0.9: its runs differ in learning_rate\n"
+    assert len(plot.curves_of(runs, [])) == 4 and capsys.readouterr().err == ""
     with pytest.raises(SystemExit, match="--by lr: .* no such flag; the runs differ in gamma, lea"):
         plot.curves_of(runs, ["lr"])
+
+
+def test_tasks_are_told_apart(tmp_path, capsys):
+    """Runs with other arguments of the environment, or other wrappers, are never one curve. Other
+    versions of packages make no other curve."""
+    tasks = [({"jobs": 3}, []), ({"jobs": 9}, []), ({"jobs": 3}, ["hide:1"]), ({"jobs": 3}, [])]
+    for k, (kwargs, wrap) in enumerate(tasks):
+        more = dict(seed=k, commit=f"{k}", versions={"torch": f"2.{k}"})
+        made_run(tmp_path / f"{k}", [1], env_kwargs=kwargs, wrap=wrap, **more)
+    runs = plot.find([str(tmp_path)], 100)
+    curves = plot.curves_of(runs, ["learning_rate"])
+    assert {label: len(own) for (_, label), own in curves.items()} == {
+        "env_kwargs {'jobs': 3}, wrap [], learning_rate 0.1": 2,
+        "env_kwargs {'jobs': 9}, wrap [], learning_rate 0.1": 1,
+        "env_kwargs {'jobs': 3}, wrap ['hide:1'], learning_rate 0.1": 1,
+    }
+    assert capsys.readouterr().err == ""
 
 
 def test_run_of_a_script_alone(tmp_path):

@@ -257,9 +257,7 @@ if __name__ == "__main__":
                 nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
                 optimizer.step()
 
-        agent.norm.train()(
-            obs[K:-1].flatten(0, 1)
-        )  # running mean and variance, for the next rollout
+        agent.norm.train()(obs[K:-1].flatten(0, 1))  # running mean and variance
         agent.norm.eval()
         sps = int(global_step / (time.time() - start_time))
         approx_kl = (ratio - 1 - logratio).mean()

@@ -780,9 +780,8 @@ last = dict(truncated=True, obs=graph(3, [[0, 9]]), observation=GRAPH)
 returns("an edge of a last observation", "value 9 in row 0", **last)
 at_end("episode None", episode=None)
 at_end("episode of arrays", episode={"r": np.array([3.0]), "l": np.array([3])})
-for bad in (None, np.nan, np.ones(2), "9"):
-    said = rf"{re.escape(repr(bad))} in .*'episode'.* is not a finite number"
-    at_end(f"episode r {bad}", said, episode={"r": bad})
+for bad in (None, np.nan, np.ones(2), "9"):  # no record of gymnasium's made it
+    at_end(f"episode r {bad}", episode={"r": bad})
 for group in ("a/b", "../../x", "a|b\nc", "x" * 500, 3, np.str_("z"), (1, 2), b"b", "", True):
     at_end(f"group {str(group)[:9]!r} {type(group).__name__}", group=group)
 for name, values in {  # not what this package means by the words

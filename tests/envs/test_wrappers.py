@@ -82,7 +82,7 @@ def test_statistics_of_copies(around, capsys):
     for kind in (NormalizeObsOnline, Scaler):
         wrap_all(around(kind(Probe())), ())
         assert f"wrapper {kind.__name__}: if it learns" in capsys.readouterr().err
-        SAID.clear()
+        SAID.lines.clear()
     for kind in (frozen, gym.wrappers.NormalizeReward):
         wrap_all(around(kind(Probe())), ())
     assert capsys.readouterr().err == ""

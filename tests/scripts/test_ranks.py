@@ -35,7 +35,7 @@ torch.set_num_threads(1)
 import helpers
 from cleanrl_graph import ppo_graph as script, services
 {patch}
-services.main(script, 1)
+services.main(script, 2)
 """
 GREEDY = """
 script.Categorical.sample = lambda self: self.mode

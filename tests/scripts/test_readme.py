@@ -295,11 +295,17 @@ def test_code_that_reads_well():
 
 
 def test_the_first_script():
-    """What is to be read first stands first."""
-    (table,) = re.findall(r"^\| script \| for \|(.*?)\n\n", TEXT, re.S | re.M)
-    names = re.findall(r"\(cleanrl_graph/(\w+)\.py\)", table)
-    assert sorted(names) == sorted(path.stem for path in (ROOT / "cleanrl_graph").glob("ppo_*.py"))
-    assert names[0] == "ppo_graph_mini"
+    """What is to be read first stands first: the ideas, with their lines, then the whole scripts."""
+    text = README.read_text()
+    (ideas,) = re.findall(r"^\| idea \| file \| lines \|(.*?)\n\n", text, re.S | re.M)
+    (whole,) = re.findall(r"^\| script \| for \|(.*?)\n\n", text, re.S | re.M)
+    assert text.index(ideas) < text.index(whole)
+    lines = dict(re.findall(r"\(cleanrl_graph/(\w+_mini)\.py\) \| (\d+) \|", ideas))
+    names = [*lines, *re.findall(r"\(cleanrl_graph/(\w+)\.py\)", whole)]
+    paths = {path.stem: path for path in (ROOT / "cleanrl_graph").glob("ppo_*.py")}
+    assert sorted(names) == sorted(paths) and names[0] == "ppo_graph_mini"
+    for name, num in lines.items():
+        assert len(paths[name].read_text().splitlines()) == int(num)
 
 
 def test_environments():

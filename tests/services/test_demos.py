@@ -235,7 +235,11 @@ def test_boxes_come_back(space, action, tmp_path):
     _, actions = load(path, envs)
     assert actions.isfinite().all()
     envs.reset(0)
-    envs.step(script.to_env_actions(envs.action_space, {"": actions[:1].numpy()}, {}))
+    envs.step(
+        script.to_env_actions(
+            envs.action_space, {script.STEP: actions[:1].numpy()}, script.STEP, None
+        )
+    )
     assert len(given) == 4
     for own in given:
         assert np.array_equal(np.concatenate(list(map(np.ravel, own))), np.ravel(action))

@@ -295,7 +295,7 @@ def test_code_that_reads_well():
 
 
 def test_the_first_script():
-    """What is to be read first stands first: the ideas, with their lines, then the whole scripts."""
+    """What is to be read first stands first: the ideas, with their lines."""
     text = README.read_text()
     (ideas,) = re.findall(r"^\| idea \| file \| lines \|(.*?)\n\n", text, re.S | re.M)
     (whole,) = re.findall(r"^\| script \| for \|(.*?)\n\n", text, re.S | re.M)

@@ -15,6 +15,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from numbers import Real
 from operator import itemgetter
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -26,7 +27,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tqdm import tqdm
 
 from cleanrl_graph.envs.fitting import say
-from cleanrl_graph.services import checkpoint, policy, summary
+from cleanrl_graph.services import checkpoint, evaluate, policy, summary
 from cleanrl_graph.services.check import UsageError, entries, plain
 from cleanrl_graph.services.checkpoint import all_ranks, broadcast, rank, world_size
 from cleanrl_graph.services.process import accelerate, bar, whole
@@ -267,18 +268,27 @@ class Services:
         self.save_if_due(iteration, step)
 
     def note_episodes(self, episodes: list) -> None:
-        """Writes the episodes of all ranks to episodes.csv, and their groups to the log."""
+        """Writes the episodes of all ranks to episodes.csv, and their groups to the log, with the
+        means of what is in info["eval"]."""
         num_tasks = len(entries(self.args))
         rows = []
+        reports = []
         for step, i, info in episodes:
+            reports.append(info.get("eval", {}))
             task = None
             if num_tasks > 1:
                 task = f"task_{(rank() * self.args.num_envs + i) % num_tasks}"
             ret, length = info["episode"]["r"], info["episode"]["l"]
             rows.append((step, ret, length, info.get("group"), task))
         rows = sum(all_ranks(rows), [])
+        reports = sum(all_ranks(reports), [])
         if rank() > 0:
             return
+        for name in evaluate.columns_of(reports):
+            numbers = [own[name] for own in reports if isinstance(own.get(name), Real)]
+            if numbers:
+                mean = sum(numbers) / len(numbers)
+                self.writer.add_scalar(f"charts/eval/{name}", mean, self.global_step)
         for step, ret, length, *names in rows:
             for name in names:
                 if name is not None:

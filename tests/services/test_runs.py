@@ -446,6 +446,37 @@ def test_episodes_have_groups_and_tasks(tmp_path):
     assert [int(row["step"]) for row in rows] == sorted(int(row["step"]) for row in rows)
 
 
+class Reported(Steps):
+    """An episode reports its number as its cost, and words."""
+
+    number = 0
+
+    def begin(self):
+        self.number += 1
+
+    def step(self, action):
+        *outcome, _ = super().step(action)
+        report = {"cost": 10 * self.number, "best_known": 5, "length": 0, "words": "none"}
+        return *outcome, {"eval": report}
+
+
+gym.register("Reported-v0", Reported)
+
+
+def test_reports_of_episodes(tmp_path):
+    """info["eval"] is in the log, as means over the episodes of a rollout, and in the evaluation's
+    table, where a cost is a gap to the best known one; length and return are none."""
+    flags = dict(env_id="Reported-v0", num_envs=1, num_steps=14, total_timesteps=42)
+    result = run(tmp_path, eval_episodes=2, num_minibatches=1, **flags)
+    # The first episode was begun and left, to look for a mask
+    assert result.scalars["charts/eval/cost"] == [(14, 25), (28, 45), (42, 65)]
+    assert "charts/eval/words" not in result.scalars
+    header, _, first, _, mean = (result.folder / "eval.md").read_text().splitlines()
+    assert header == "| episode | length | return | cost gap % | best_known | words |"
+    assert first == "| 0 | 7 | 7 | 300.0 | 5 | none |"
+    assert mean == "| **mean** | **7** | **7** | **300.0** |  |  |"
+
+
 def test_episodes_after_a_resume(tmp_path):
     """What ended after the checkpoint is dropped, and comes again; seconds go on."""
     flags = dict(env_id="Steps-v0", checkpoint_every=1)

@@ -7,7 +7,7 @@ a value and a probability ratio per row that acts.
 Read ppo_graph_mini.py and ppo_graph.py first; `diff ppo_graph.py ppo_graph_agents.py` shows the
 idea. The action space is a Sequence: one action for each row of its group. `info["rewards"]` has a
 number for each row that acted. All agents share the network, which sees their whole graph. Steps
-have a reward per row, log-probabilities are not summed, there is a value per row, and the room
+have a reward per row, log-probabilities are not summed, there is a value per row, and the section
 "agents" follows an agent from step to step by its id in the observation `node_ids`. An agent whose
 id is gone has ended. If it was truncated while others go on, info["truncated"] of that step has its
 id, and info["last_observation"] is an observation in which it has its last row. Without ids rows

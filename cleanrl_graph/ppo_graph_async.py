@@ -5,7 +5,7 @@ next rollout.
     python cleanrl_graph/ppo_graph_async.py --max-lag 2 --num-workers 4
 
 Read ppo_graph_mini.py and ppo_graph.py first. `diff ppo_graph.py ppo_graph_async.py` shows the
-idea: a room "collector", and the advantages. While update k runs, the collector acts with older
+idea: a section "collector", and the advantages. While update k runs, the collector acts with older
 weights. Rollout k (k = 0, 1, ... from the start or the resume of a run) is collected by the weights
 after max(0, k - max_lag) updates, however fast either process is, so a run on the CPU can be
 repeated bit by bit.

@@ -7,7 +7,7 @@ a value and a probability ratio per row that acts.
 Read ppo_graph_mini.py and ppo_graph.py first; `diff ppo_graph.py ppo_graph_agents.py` shows the
 idea. The action space is a Sequence: one action for each row of its group. `info["rewards"]` has a
 number for each row that acted. All agents share the network, which sees their whole graph. Steps
-have a reward per row, log-probabilities are not summed, there is a value per row, and the room
+have a reward per row, log-probabilities are not summed, there is a value per row, and the section
 "agents" follows an agent from step to step by its id in the observation `node_ids`. An agent whose
 id is gone has ended. If it was truncated while others go on, info["truncated"] of that step has its
 id, and info["last_observation"] is an observation in which it has its last row. Without ids rows
@@ -1632,18 +1632,6 @@ class Run:
 
 
 # ---- Train: collect, advantages, update, log ----
-LOGGED = (
-    "losses/value_loss",
-    "losses/policy_loss",
-    "losses/entropy",
-    "losses/old_approx_kl",
-    "losses/approx_kl",
-    "losses/clipfrac",
-    "losses/grad_norm",
-    "debug/collection_mismatch",
-)
-
-
 def train(args: Any, run: Run, envs: Envs) -> Agent:
     """Trains by PPO: collects, computes advantages, updates, logs. Returns the agent."""
     complete(args, envs.leaves)
@@ -1747,8 +1735,17 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
                     approx_kl = (ratio - 1 - logratio).mean()
                     distance = (ratio - 1).abs()
                     clipfrac = (distance > args.clip_coef).float().mean()
-                    row = [v_loss, pg_loss, entropy_loss, -logratio.mean(), approx_kl, clipfrac]
-                    logs.append(torch.stack([*row, grad_norm, distance.max()]))  # as in LOGGED
+                    row = {
+                        "losses/value_loss": v_loss,
+                        "losses/policy_loss": pg_loss,
+                        "losses/entropy": entropy_loss,
+                        "losses/old_approx_kl": -logratio.mean(),
+                        "losses/approx_kl": approx_kl,
+                        "losses/clipfrac": clipfrac,
+                        "losses/grad_norm": grad_norm,
+                        "debug/collection_mismatch": distance.max(),
+                    }
+                    logs.append(torch.stack(list(row.values())))
             if args.target_kl is not None and np.mean(all_ranks(approx_kl.item())) > args.target_kl:
                 break
         if args.norm_obs:  # after the update, whose inputs must be normalised as in collection
@@ -1756,11 +1753,11 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
             agent.encoder.observe(obs)
             agent.critic_encoder.observe(obs)
 
-        logs = torch.stack(logs).cpu().numpy()
-        scalars = dict(zip(LOGGED, logs[-1]))
-        scalars["losses/clipfrac"] = logs[:, LOGGED.index("losses/clipfrac")].mean()
+        logs = dict(zip(row, torch.stack(logs).cpu().numpy().T))  # name -> one of each minibatch
+        scalars = {name: values[-1] for name, values in logs.items()}
+        scalars["losses/clipfrac"] = logs["losses/clipfrac"].mean()
         # max |ratio - 1| before the first step of the optimizer: 0 but for rounding
-        scalars["debug/collection_mismatch"] = logs[0, -1]
+        scalars["debug/collection_mismatch"] = logs["debug/collection_mismatch"][0]
         scalars["losses/explained_variance"] = explained_var
         if episodes:
             agent_returns = [info["agent_return"] for _, _, info in episodes]

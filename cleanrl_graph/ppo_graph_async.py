@@ -5,7 +5,7 @@ next rollout.
     python cleanrl_graph/ppo_graph_async.py --max-lag 2 --num-workers 4
 
 Read ppo_graph_mini.py and ppo_graph.py first. `diff ppo_graph.py ppo_graph_async.py` shows the
-idea: a room "collector", and the advantages. While update k runs, the collector acts with older
+idea: a section "collector", and the advantages. While update k runs, the collector acts with older
 weights. Rollout k (k = 0, 1, ... from the start or the resume of a run) is collected by the weights
 after max(0, k - max_lag) updates, however fast either process is, so a run on the CPU can be
 repeated bit by bit.
@@ -1732,18 +1732,6 @@ class Collector:
 
 
 # ---- Train: collect, advantages, update, log ----
-LOGGED = (
-    "losses/value_loss",
-    "losses/policy_loss",
-    "losses/entropy",
-    "losses/old_approx_kl",
-    "losses/approx_kl",
-    "losses/clipfrac",
-    "losses/grad_norm",
-    "debug/collection_mismatch",
-)
-
-
 def train(args: Any, run: Run, collector: Collector) -> Agent:
     """Trains by PPO: receives rollouts, computes advantages, updates, logs. Returns the agent."""
     complete(args, collector.leaves)
@@ -1854,8 +1842,17 @@ def train(args: Any, run: Run, collector: Collector) -> Agent:
                     approx_kl = (ratio - 1 - logratio).mean()
                     distance = (ratio - 1).abs()
                     clipfrac = (distance > args.clip_coef).float().mean()
-                    row = [v_loss, pg_loss, entropy_loss, -logratio.mean(), approx_kl, clipfrac]
-                    logs.append(torch.stack([*row, grad_norm, distance.max()]))  # as in LOGGED
+                    row = {
+                        "losses/value_loss": v_loss,
+                        "losses/policy_loss": pg_loss,
+                        "losses/entropy": entropy_loss,
+                        "losses/old_approx_kl": -logratio.mean(),
+                        "losses/approx_kl": approx_kl,
+                        "losses/clipfrac": clipfrac,
+                        "losses/grad_norm": grad_norm,
+                        "debug/collection_mismatch": distance.max(),
+                    }
+                    logs.append(torch.stack(list(row.values())))
             if args.target_kl is not None and np.mean(all_ranks(approx_kl.item())) > args.target_kl:
                 break
         if args.norm_obs:  # after the update, whose inputs must be normalised as in collection
@@ -1863,11 +1860,11 @@ def train(args: Any, run: Run, collector: Collector) -> Agent:
             agent.encoder.observe(obs)
             agent.critic_encoder.observe(obs)
 
-        logs = torch.stack(logs).cpu().numpy()
-        scalars = dict(zip(LOGGED, logs[-1]))
-        scalars["losses/clipfrac"] = logs[:, LOGGED.index("losses/clipfrac")].mean()
+        logs = dict(zip(row, torch.stack(logs).cpu().numpy().T))  # name -> one of each minibatch
+        scalars = {name: values[-1] for name, values in logs.items()}
+        scalars["losses/clipfrac"] = logs["losses/clipfrac"].mean()
         # max |ratio - 1| before the first step of the optimizer: 0 but for rounding
-        scalars["debug/collection_mismatch"] = logs[0, -1]
+        scalars["debug/collection_mismatch"] = logs["debug/collection_mismatch"][0]
         scalars["losses/explained_variance"] = explained_var
         scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
         scalars["debug/lag"] = iteration - 1 - rollout.version

@@ -1842,18 +1842,6 @@ class Extras:
 
 
 # ---- Train: collect, advantages, update, log ----
-LOGGED = (
-    "losses/value_loss",
-    "losses/policy_loss",
-    "losses/entropy",
-    "losses/old_approx_kl",
-    "losses/approx_kl",
-    "losses/clipfrac",
-    "losses/grad_norm",
-    "debug/collection_mismatch",
-)
-
-
 def train(args: Any, run: Run, envs: Envs) -> Agent:
     """Trains by PPO: collects, computes advantages, updates, logs. Returns the agent."""
     complete(args, envs.leaves)
@@ -1964,9 +1952,18 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
                     approx_kl = (ratio - 1 - logratio).mean()
                     distance = (ratio - 1).abs()
                     clipfrac = (distance > args.clip_coef).float().mean()
-                    row = [v_loss, pg_loss, entropy_loss, -logratio.mean(), approx_kl, clipfrac]
-                    # As in `names` below
-                    logs.append(torch.stack([*extra.values(), *row, grad_norm, distance.max()]))
+                    row = {
+                        **extra,
+                        "losses/value_loss": v_loss,
+                        "losses/policy_loss": pg_loss,
+                        "losses/entropy": entropy_loss,
+                        "losses/old_approx_kl": -logratio.mean(),
+                        "losses/approx_kl": approx_kl,
+                        "losses/clipfrac": clipfrac,
+                        "losses/grad_norm": grad_norm,
+                        "debug/collection_mismatch": distance.max(),
+                    }
+                    logs.append(torch.stack(list(row.values())))
             if args.target_kl is not None and np.mean(all_ranks(approx_kl.item())) > args.target_kl:
                 break
         if args.norm_obs:  # after the update, whose inputs must be normalised as in collection
@@ -1974,12 +1971,11 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
             agent.encoder.observe(obs)
             agent.critic_encoder.observe(obs)
 
-        names = [*extra, *LOGGED]
-        logs = torch.stack(logs).cpu().numpy()
-        scalars = dict(zip(names, logs[-1]))
-        scalars["losses/clipfrac"] = logs[:, names.index("losses/clipfrac")].mean()
+        logs = dict(zip(row, torch.stack(logs).cpu().numpy().T))  # name -> one of each minibatch
+        scalars = {name: values[-1] for name, values in logs.items()}
+        scalars["losses/clipfrac"] = logs["losses/clipfrac"].mean()
         # max |ratio - 1| before the first step of the optimizer: 0 but for rounding
-        scalars["debug/collection_mismatch"] = logs[0, -1]
+        scalars["debug/collection_mismatch"] = logs["debug/collection_mismatch"][0]
         scalars["losses/explained_variance"] = explained_var
         scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
         run.end_update(global_step, step, scalars, episodes)

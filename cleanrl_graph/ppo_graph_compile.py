@@ -4,7 +4,7 @@
     python cleanrl_graph/ppo_graph_compile.py --env-id CartPole-v1 --compile-mode none
 
 Read ppo_graph_mini.py and ppo_graph.py first; `diff ppo_graph.py ppo_graph_compile.py` shows the
-idea: a room "buckets", a memory that fills batches up, and the loss as a function.
+idea: a section "buckets", a memory that fills batches up, and the loss as a function.
 
 Compiled are a step of the policy (encoder, heads, sampling) and the loss of a minibatch with its
 gradients, each as one graph without breaks. On CUDA both are captured (mode reduce-overhead): one

@@ -27,6 +27,7 @@ from cleanrl_graph.services.process import whole
 CUT = ("cut", "sampled cut")  # columns that count episodes
 # columns without a mean; the last row counts what was cut
 NAMES = ("instance", "episode", "task", "group", "best_known", "lower_bound", *CUT)
+OWN = ("length", "return", "sampled length", "sampled return")  # no costs: they have no gap
 GAP = " gap %"  # ends the name of a column that compares costs with the best known
 SHOWN = 20  # rows that are printed; of more the means are
 
@@ -112,15 +113,20 @@ def columns_of(rows: list[dict]) -> list[str]:
 
 def with_gaps(rows: list[dict]) -> list[dict]:
     """The rows; where there is a column "best_known" all other costs are gaps to it in percent,
-    None if it is unknown. What is not a number stays as it is."""
-    if "best_known" not in columns_of(rows):
+    None if it is unknown. Lengths, returns and columns without a number stay as they are."""
+    columns = columns_of(rows)
+    if "best_known" not in columns:
         return rows
+    costs = set()
+    for name in set(columns) - {*NAMES, *OWN}:
+        if any(isinstance(row.get(name), Real) for row in rows):
+            costs.add(name)
     table = []
     for row in rows:
         best = row.get("best_known")
         gaps = {}
         for name, value in row.items():
-            is_cost = name not in NAMES
+            is_cost = name in costs
             if is_cost and isinstance(value, Real):
                 has_best = isinstance(best, Real)
                 value = 100 * (value - best) / (abs(best) or math.nan) if has_best else None
@@ -188,8 +194,8 @@ def mean_table(rows: list[dict]) -> str:
         titles.append(str(mean.get("task", mean.get("group"))))
     titles.append(f"mean of {len(rows)}")
     names = [name for name in overall if name not in NAMES]
-    if "best_known" in columns_of(rows):
-        names.sort(key=overall.get)
+    if "best_known" in columns_of(rows):  # gaps come last
+        names.sort(key=lambda name: overall[name] if name.endswith(GAP) else -math.inf)
     for name in CUT:
         if name in overall:
             names.append(name)
@@ -346,10 +352,14 @@ def run_episodes(play: Callable, make: Callable[..., gym.Env], args: Any) -> Ite
 
 
 def outcome(info: dict, kind: str = "") -> dict:
-    """Length and return of an episode, and "cut" if it did not end, with names of this kind."""
+    """Length and return of an episode, "cut" if it did not end, and what else is in info["eval"],
+    with names of this kind."""
     row = {f"{kind}length": info["episode"]["l"], f"{kind}return": info["episode"]["r"]}
     if "cut" in info:
         row[f"{kind}cut"] = 1
+    for name, value in info.get("eval", {}).items():
+        if not kind or name not in NAMES:  # a sampled episode has the instance of the greedy one
+            row.setdefault(f"{kind}{name}", value)
     return row
 
 

@@ -6,8 +6,8 @@ It finds all runs in these folders. Runs of an environment that are alike in the
 one curve: after each step, and each second, the mean return of the last --episodes episodes, as
 mean and standard deviation over its runs, the seeds; the deviation is that of a sample (n - 1), and
 a single run has none. Without --by these are all flags in which the runs differ. Runs with other
---env-kwargs or --wrap are never one curve, and a line names other flags in which runs of a curve
-differ. It writes curves.csv, table.md and curves.png.
+--env-kwargs or --wrap are never one curve, and a line names the other flags in which runs of a
+curve differ. It writes curves.csv, table.md and curves.png.
 
 A run has args.json and episodes.csv where services trained it. Of a script alone the flags are what
 the name of the folder says, and episodes those of TensorBoard's log.

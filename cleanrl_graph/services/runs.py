@@ -5,13 +5,17 @@ Weights and Biases, too."""
 import contextlib
 import csv
 import hashlib
+import importlib.metadata
 import json
 import math
 import os
+import platform
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from numbers import Real
 from operator import itemgetter
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -23,12 +27,13 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tqdm import tqdm
 
 from cleanrl_graph.envs.fitting import say
-from cleanrl_graph.services import checkpoint, policy, summary
+from cleanrl_graph.services import checkpoint, evaluate, policy, summary
 from cleanrl_graph.services.check import UsageError, entries, plain
 from cleanrl_graph.services.checkpoint import all_ranks, broadcast, rank, world_size
 from cleanrl_graph.services.process import accelerate, bar, whole
 
 EPISODES = ("step", "seconds", "return", "length", "group", "task")  # columns of episodes.csv
+PACKAGES = "cleanrl_graph torch torch-geometric gymnasium numpy".split()  # in args.json
 LEFT = set(".pt .md .csv .gif .json .ckpt".split())  # endings of what a run leaves for people
 
 
@@ -55,6 +60,26 @@ def new_folder(args: Any) -> str:
         except OSError:  # which `checkpoint.Folder` says
             pass
         return str(folder)
+
+
+def versions() -> dict[str, str]:
+    """Python's version, and those of the packages that are installed."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def commit_of(path: str) -> str | None:
+    """The commit of the git repository in which a file lies, with "-dirty" where the repository has
+    changes that are not committed; None where there is no repository or no git."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(command, cwd=Path(path).parent, capture_output=True, text=True)
+    except OSError:
+        return None
+    return done.stdout.strip() or None
 
 
 @contextlib.contextmanager
@@ -183,8 +208,10 @@ class Services:
         return bar(initial=self.global_step, total=self.num_steps(), unit_scale=True)
 
     def note_flags(self) -> None:
-        """The flags as they were given in args.json, and all of them in the log."""
+        """The flags as they were given in args.json, with versions and commit, and all of them in
+        the log."""
         flags = {"script": self.name, "world_size": world_size(), **self.flags}
+        flags |= {"versions": versions(), "commit": commit_of(self.script.__file__)}
         with whole(self.folder / "args.json") as unfinished:
             Path(unfinished).write_text(json.dumps(flags, indent=1) + "\n")
         rows = [f"|{name}|{value}|" for name, value in vars(self.args).items()]
@@ -219,10 +246,14 @@ class Services:
     def end_update(self, global_step: int, step: tuple, scalars: dict, episodes: list) -> None:
         """As the script's, with the groups of episodes and the sizes of observations; then a
         checkpoint where one is due. UsageError for a loss that is not finite, SystemExit if a rank
-        got a signal."""
+        got a signal. A metric that is not finite, such as one that a copy of the script added, is
+        logged as it is, which is said once."""
         iteration = global_step // self.steps
         for name, value in scalars.items():
             if not math.isfinite(value):
+                if not name.startswith(("losses/", "debug/")):
+                    say(f"update {iteration}: {name} is {value}, and is logged as it is", name)
+                    continue
                 raise UsageError(
                     f"update {iteration}: {name} is {value}; rewards and observations are finite, "
                     "so look at their size, the network and --learning-rate"
@@ -237,18 +268,27 @@ class Services:
         self.save_if_due(iteration, step)
 
     def note_episodes(self, episodes: list) -> None:
-        """Writes the episodes of all ranks to episodes.csv, and their groups to the log."""
+        """Writes the episodes of all ranks to episodes.csv, and their groups to the log, with the
+        means of what is in info["eval"]."""
         num_tasks = len(entries(self.args))
         rows = []
+        reports = []
         for step, i, info in episodes:
+            reports.append(info.get("eval", {}))
             task = None
             if num_tasks > 1:
                 task = f"task_{(rank() * self.args.num_envs + i) % num_tasks}"
             ret, length = info["episode"]["r"], info["episode"]["l"]
             rows.append((step, ret, length, info.get("group"), task))
         rows = sum(all_ranks(rows), [])
+        reports = sum(all_ranks(reports), [])
         if rank() > 0:
             return
+        for name in evaluate.columns_of(reports):
+            numbers = [own[name] for own in reports if isinstance(own.get(name), Real)]
+            if numbers:
+                mean = sum(numbers) / len(numbers)
+                self.writer.add_scalar(f"charts/eval/{name}", mean, self.global_step)
         for step, ret, length, *names in rows:
             for name in names:
                 if name is not None:

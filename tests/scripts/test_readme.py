@@ -121,7 +121,8 @@ def test_the_gnn_layer_and_the_action_head(tmp_path, script):
 
 @pytest.mark.parametrize("script", SCRIPTS[:-1])  # another loss is what ppo_graph_aux.py is about
 def test_the_loss(tmp_path, monkeypatch, script):
-    """The term is 0 in the first minibatch; the second one's loss has it."""
+    """The term is 0 in the first minibatch; the second one's loss has it, times its flag. It is
+    logged under its name."""
     losses, backward = [], torch.Tensor.backward
     noted = lambda loss: (losses.append(loss.item()), backward(loss))
     monkeypatch.setattr(torch.Tensor, "backward", noted)
@@ -130,12 +131,13 @@ def test_the_loss(tmp_path, monkeypatch, script):
         importlib.import_module(f"cleanrl_graph.{script}"),
     )
     flags = dict(env_id="CartPole-v1", learning_rate=1e-2, num_minibatches=1)
-    for module in modules:
-        logs = train(module, tmp_path / module.__name__, **flags)
+    ours = train(modules[0], tmp_path / "a", kl_coef=2.0, **flags)
+    logs = train(modules[1], tmp_path / "b", **flags)
+    assert ours["losses/kl_loss"] == ours["losses/approx_kl"] and "losses/kl_loss" not in logs
     half = len(losses) // 2
     first, second, *_ = np.array(losses[:half]) - losses[half:]  # of two epochs
     assert abs(first) < 1e-6 and second > 1e-5
-    assert second == pytest.approx(logs["losses/approx_kl"][0], abs=1e-6)
+    assert second == pytest.approx(2 * logs["losses/approx_kl"][0], abs=2e-6)
 
 
 @pytest.fixture

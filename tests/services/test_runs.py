@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import re
+import subprocess
 import time
 import types
 from dataclasses import replace
@@ -31,7 +32,7 @@ from processes import begun_earlier, newest, train
 from torch_geometric import nn as pyg
 
 from cleanrl_graph import load_policy, ppo_graph, services
-from cleanrl_graph.services import check, checkpoint, command, layers, process
+from cleanrl_graph.services import check, checkpoint, command, layers, process, runs
 from cleanrl_graph.services.arguments import args_of
 
 
@@ -225,6 +226,42 @@ class Weighted(Steps):
 gym.register("Weighted-v0", Weighted)
 
 
+def test_versions_and_commit_of_a_run(tmp_path):
+    """args.json has those of the packages, and the commit of the script's repository; a file in no
+    repository has none."""
+    run(tmp_path, env_id="CartPole-v1")
+    kept = json.loads((run_folder(tmp_path) / "args.json").read_text())
+    assert kept["versions"]["torch"] == torch.__version__
+    assert kept["versions"]["gymnasium"] == gym.__version__
+    repository = tmp_path / "repository"
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", "-C", str(repository)]
+    script = repository / "my_ppo.py"
+    repository.mkdir()
+    script.write_text("one")
+    assert runs.commit_of(str(script)) is None
+    for words in (["init", "-q"], ["add", "my_ppo.py"], ["commit", "-q", "-m", "one"]):
+        subprocess.run([*git, *words], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True).stdout
+    assert runs.commit_of(str(script)) == head.strip()
+    script.write_text("two")
+    assert runs.commit_of(str(script)) == f"{head.strip()}-dirty"
+
+
+def test_metric_that_is_nan(tmp_path, monkeypatch, capsys):
+    """One that a copy of the script logs ends no run, and is said once."""
+    original = runs.Services.end_update
+
+    def with_metric(self, global_step, step, scalars, episodes):
+        scalars["charts/mine"] = float("nan")
+        original(self, global_step, step, scalars, episodes)
+
+    monkeypatch.setattr(runs.Services, "end_update", with_metric)
+    flags = dict(env_id="CartPole-v1", total_timesteps=96, run_dir=str(tmp_path))
+    services.run(ppo_graph, small_args(**flags))
+    said = capsys.readouterr().err
+    assert said.count("charts/mine is nan, and is logged as it is") == 1
+
+
 def test_objects_of_a_program(tmp_path, capsys):
     """Arrays, functions, paths and NumPy's numbers as flags: files have them as text, and numbers.
     They are loaded without pickle, and say whether a run is the same. A text of an object makes no
@@ -407,6 +444,37 @@ def test_episodes_have_groups_and_tasks(tmp_path):
         steps = [int(row["step"]) for row in rows if name in (row["task"], row["group"])]
         assert steps == [step for step, _ in result.scalars[f"charts/episodic_return/{name}"]]
     assert [int(row["step"]) for row in rows] == sorted(int(row["step"]) for row in rows)
+
+
+class Reported(Steps):
+    """An episode reports its number as its cost, and words."""
+
+    number = 0
+
+    def begin(self):
+        self.number += 1
+
+    def step(self, action):
+        *outcome, _ = super().step(action)
+        report = {"cost": 10 * self.number, "best_known": 5, "length": 0, "words": "none"}
+        return *outcome, {"eval": report}
+
+
+gym.register("Reported-v0", Reported)
+
+
+def test_reports_of_episodes(tmp_path):
+    """info["eval"] is in the log, as means over the episodes of a rollout, and in the evaluation's
+    table, where a cost is a gap to the best known one; length and return are none."""
+    flags = dict(env_id="Reported-v0", num_envs=1, num_steps=14, total_timesteps=42)
+    result = run(tmp_path, eval_episodes=2, num_minibatches=1, **flags)
+    # The first episode was begun and left, to look for a mask
+    assert result.scalars["charts/eval/cost"] == [(14, 25), (28, 45), (42, 65)]
+    assert "charts/eval/words" not in result.scalars
+    header, _, first, _, mean = (result.folder / "eval.md").read_text().splitlines()
+    assert header == "| episode | length | return | cost gap % | best_known | words |"
+    assert first == "| 0 | 7 | 7 | 300.0 | 5 | none |"
+    assert mean == "| **mean** | **7** | **7** | **300.0** |  |  |"
 
 
 def test_episodes_after_a_resume(tmp_path):

@@ -149,6 +149,36 @@ def test_flags_of_all_scripts_are_alike(name):
     assert name not in MEMORIES or set(ours) <= set(theirs)
 
 
+def test_table_of_other_defaults():
+    """The guide's table has each default in which a script differs from ppo_graph.py, as it is."""
+    guide = (FOLDER / "README.md").read_text()
+    section = guide.partition("\n## Other defaults\n")[2].partition("\n## ")[0]
+    (_, *names), _, *rows = [
+        line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("|")
+    ]
+    names = [name.strip("`") for name in names]
+    table = {row[0].strip("`-").replace("-", "_"): dict(zip(names, row[1:])) for row in rows}
+    defaults = {}
+    for name in SCRIPTS:
+        defaults[name] = vars(importlib.import_module(f"cleanrl_graph.{name}").Args())
+    words = {True: "yes", False: "no", None: "none"}
+    differ = set()
+    for name, own in defaults.items():
+        for flag, value in own.items():
+            base = defaults["ppo_graph"].get(flag, value)
+            if value != base and flag not in ("exp_name", "env_id"):
+                differ.add(flag)
+                assert name in names, name
+    assert set(table) == differ
+    for flag, cells in table.items():
+        for name, cell in cells.items():
+            value = defaults[name][flag]
+            is_word = value is None or isinstance(value, bool)
+            text = words[value] if is_word else f"{value:g}"
+            is_filled_in = flag == "update_epochs" and value is None
+            assert cell == ("(1)" if is_filled_in else text), (flag, name)
+
+
 def docs_of(name):
     """Flag -> docstring, in one line."""
     fields = fields_of(FOLDER / f"{name}.py")

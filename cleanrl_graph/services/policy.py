@@ -229,8 +229,8 @@ class Policy:
     [num_envs], and `starts` names the environments in which an episode begins: bool [num_envs].
     Without memory there may be any number of them. With `details` a call returns (action, log_prob,
     value): arrays [num_envs], of ppo_graph_agents.py one entry for each agent of all environments.
-    value is None with --critic-only, whose critic is not in a policy. pickle takes it to other processes, in the middle of
-    an episode, too. `path` is the file that it was loaded from.
+    value is None with --critic-only, whose critic is not in a policy. pickle takes it to other
+    processes, in the middle of an episode, too. `path` is the file that it was loaded from.
 
     Threads can share a policy without memory: one waits for the other. With a memory each needs a
     copy.deepcopy of its own, with episodes of its own."""

@@ -40,6 +40,9 @@ outputs    action         as the environment takes it, [B, ...]; of a Dict or Tu
            log_prob       of the action; for ppo_graph_agents.py [rows], of each agent's
            value          of the observation; likewise. There is none with --critic-only
 
+torch._inductor.aoti_compile_and_package(torch.export.load("policy.pt2"), package_path="aoti.pt2")
+compiles it for C++ (AOTInductor), and torch._inductor.aoti_load_package runs that in Python.
+
 The action is greedy. To draw one, use the distributions, or export with --no-greedy: then it is
 drawn by torch's generator. With --autoregressive only the latter is right, since the distribution
 of a part is the one given the parts before it in `action`. Masks are those of the environment that

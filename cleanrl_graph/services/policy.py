@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import fields, replace
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -226,8 +227,10 @@ class Policy:
 
     With `num_envs` observations and actions are lists, one entry per environment, rewards
     [num_envs], and `starts` names the environments in which an episode begins: bool [num_envs].
-    Without memory there may be fewer of them. pickle takes it to other processes, in the middle of
-    an episode, too. `path` is the file that it was loaded from.
+    Without memory there may be any number of them. With `details` a call returns (action, log_prob,
+    value): arrays [num_envs], of ppo_graph_agents.py one entry for each agent of all environments.
+    value is None with --critic-only, whose critic is not in a policy. pickle takes it to other
+    processes, in the middle of an episode, too. `path` is the file that it was loaded from.
 
     Threads can share a policy without memory: one waits for the other. With a memory each needs a
     copy.deepcopy of its own, with episodes of its own."""
@@ -326,7 +329,11 @@ class Policy:
         self.begins = True
 
     def __call__(
-        self, observation: Any, reward: Any = 0.0, starts: bool | Iterable[bool] = False
+        self,
+        observation: Any,
+        reward: Any = 0.0,
+        starts: bool | Iterable[bool] = False,
+        details: bool = False,
     ) -> Any:
         if not self.lock.acquire(blocking=not self.has_memory):
             raise UsageError(
@@ -334,23 +341,25 @@ class Policy:
                 "in each environment: give each thread its own, copy.deepcopy(policy)"
             )
         try:
-            return self.act(observation, reward, starts)
+            action, *more = self.act(observation, reward, starts)
+            return (action, *more) if details else action
         finally:
             self.lock.release()
 
-    def act(self, observation: Any, reward: Any, starts: bool | Iterable[bool]) -> Any:
+    def act(self, observation: Any, reward: Any, starts: bool | Iterable[bool]) -> tuple:
+        """(action, log_prob [N], value [N]), see the class."""
         observations = [observation] if self.num_envs is None else observation
         size = len(self.envs.envs)
         is_list = type(observations) in (list, tuple, np.ndarray)
         is_one = getattr(observations, "shape", 0) == self.observation_space.shape
         N = len(observations) if is_list and not is_one else 0
-        if not 0 < N <= size or (N < size and self.has_memory):
+        if N == 0 or N > 1 and self.num_envs is None or N != size and self.has_memory:
             raise UsageError(f"num_envs={size}: give a list of {size} observations")
         if self.num_steps % self.args.num_steps == 0:
             self.memory.begin()
         self.num_steps += 1
         rows = []
-        for env, obs in zip(self.envs.envs, observations):
+        for env, obs in zip(cycle(self.envs.envs), observations):
             env.num_steps = self.num_steps
             LATEST.env = env
             rows.append(self.envs.read(self.masks.observation(self.env.observation(obs))))
@@ -359,10 +368,12 @@ class Policy:
         self.begins = False
         rewards = np.full(N, reward, np.float32)
         step = self.script.Step(flat, rewards, begins, np.zeros(N, bool), [], [])
-        action, _, _ = self.memory.act(step, self.greedy)
+        action, log_prob, value = self.memory.act(step, self.greedy)
         actions = self.agent.head.env_actions(action, flat.counts)
         actions = list(map(self.env.action, actions))
-        return actions[0] if self.num_envs is None else actions
+        value = value.cpu().numpy() if self.has_value else None
+        action = actions[0] if self.num_envs is None else actions
+        return action, log_prob.cpu().numpy(), value
 
 
 class Lock:

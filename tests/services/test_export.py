@@ -4,6 +4,7 @@ this package is not installed."""
 import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -182,6 +183,26 @@ def test_sizes(trained):
         assert torch.allclose(outputs["value"], value, atol=1e-5)
         assert torch.allclose(outputs["scale/action"], policy.agent.head.heads[0].log_std.exp())
     assert policy.agent.encoder.rows["leaf/obs/nodes"].mean.abs().min() > 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
+def test_compiled_for_cpp(tmp_path):
+    """AOTInductor takes the program, and a batch of any size gives what the program gives."""
+    path = run(tmp_path, env_id="CartPole-v1", save_model=True).folder / "model.pt"
+    program, file = loaded(path)
+    exported = torch.export.load(path.with_name("policy.pt2"))
+    package = str(tmp_path / "aoti.pt2")
+    compiled = torch._inductor.aoti_load_package(
+        torch._inductor.aoti_compile_and_package(exported, package_path=package)
+    )
+    for num in (1, 5):
+        inputs = batch(list(np.random.default_rng(0).random((num, 4), np.float32)), file)
+        expected, _ = program(inputs, {})
+        outputs, _ = compiled(inputs, {})
+        assert set(outputs) == set(expected)
+        for name, value in expected.items():
+            assert torch.allclose(outputs[name], value, atol=1e-5), name
 
 
 @pytest.mark.slow

@@ -119,6 +119,7 @@ def test_many_environments(tmp_path, name, flags):
     assert all(not env.open and same(env.actions, actions) for env, actions in zip(envs, played))
     if name == "ppo_graph":
         assert len(policy(observations[:2])) == 2
+        assert same(policy(observations * 2), policy(observations) * 2)
     else:
         with pytest.raises(ValueError, match="^num_envs=4: give a list of 4 observations$"):
             policy(observations[:2])
@@ -136,6 +137,30 @@ def test_one_observation_for_many_environments(tmp_path, kind):
     assert len(policy([obs] * 4)) == 4
     if kind == "vector":
         assert same(policy(np.stack([obs] * 4)), policy((obs,) * 4))
+
+
+@pytest.mark.parametrize("name", ["ppo_graph", "ppo_gtrxl"])
+def test_details(tmp_path, name):
+    """Log-probability and value are the network's: what it says of that action."""
+    saved(tmp_path / "model.pt", name, env_id="CartPole-v1")
+    policy = load_policy(tmp_path / "model.pt", num_envs=3)
+    agent = policy.agent
+    noted = []
+    agent.register_forward_hook(lambda agent, inputs, outputs: noted.append(outputs))
+    action, log_prob, value = policy(np.eye(3, 4, dtype=np.float32), details=True)
+    _, expected, _, expected_value = noted[0][:4]
+    assert len(action) == 3 and log_prob.shape == value.shape == (3,)
+    assert (log_prob == expected.numpy()).all() and (value == expected_value.numpy()).all()
+    assert len(set(value.tolist())) == 3 and (log_prob < 0).all()
+
+
+def test_no_value_without_the_critic(tmp_path):
+    """With --critic-only a policy has no critic, so no value."""
+    flags = dict(env_kwargs=NAMED | {"observation": "mixed"}, critic_only=("speed",))
+    saved(tmp_path / "model.pt", "ppo_graph", **flags)
+    policy = load_policy(tmp_path / "model.pt")
+    _, log_prob, value = policy(policy.make_env().reset(seed=1)[0], details=True)
+    assert log_prob.shape == (1,) and value is None
 
 
 def test_sampled_actions(tmp_path):

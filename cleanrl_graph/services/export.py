@@ -41,8 +41,8 @@ outputs    action         as the environment takes it, [B, ...]; of a Dict or Tu
            value          of the observation; likewise. There is none with --critic-only
 
 torch._inductor.aoti_compile_and_package(torch.export.load("policy.pt2"), package_path="aoti.pt2")
-compiles it for C++ (AOTInductor), and torch._inductor.aoti_load_package runs that in Python. This is
-tested with vectors. ONNX is not supported: it has no ragged rows.
+compiles it for C++ (AOTInductor), and torch._inductor.aoti_load_package runs that in Python: this
+is tested with vectors. ONNX has no ragged rows and is not supported.
 
 The action is greedy. To draw one, use the distributions, or export with --no-greedy: then it is
 drawn by torch's generator. With --autoregressive only the latter is right, since the distribution

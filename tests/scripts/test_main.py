@@ -114,13 +114,15 @@ gym.register("Grouped-v0", entry_point=Grouped)
 
 
 def test_groups_of_the_environment(tmp_path):
-    """Return and length are logged for all and per group; evaluation has groups, too."""
+    """Return and length are logged for all and per group; evaluation has groups, too, and the
+    environment's own numbers."""
     rows, log, *_ = run(tmp_path, env_id="Grouped-v0", num_envs=1, num_steps=24, eval_episodes=2)
     assert [step for step, _ in log["charts/episodic_return"]] == list(range(4, 49, 4))
     first = [step for step, _ in log["charts/episodic_return/a"]]
     assert first == list(range(4, 49, 8))  # the very first was a mask's
     assert log["charts/episodic_length/b"] == [(step, 4) for step in range(8, 49, 8)]
-    assert rows == [{"episode": i, "group": "a", "length": 4, "return": 4} for i in range(2)]
+    row = {"group": "a", "length": 4, "return": 4, "rule": 7}
+    assert rows == [{"episode": i, **row} for i in range(2)]
 
 
 def test_hyperparameters_are_logged(tmp_path):

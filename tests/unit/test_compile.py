@@ -221,10 +221,10 @@ class Masked(SmallEnv):
         return 1.0
 
 
-gym.register("Masked-v0", entry_point=Masked)
+gym.register("MaskedPairs-v0", entry_point=Masked)
 
 
-@pytest.mark.parametrize("env_id", ["Masked-v0", "envs:Assign-v0"])
+@pytest.mark.parametrize("env_id", ["MaskedPairs-v0", "envs:Assign-v0"])
 def test_rows_that_choose_by_a_mask(env_id, tmp_path, monkeypatch):
     """Spare rows that act have spare entries of the mask for each spare option."""
     greedy(monkeypatch)

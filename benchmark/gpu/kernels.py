@@ -89,8 +89,9 @@ def lengths_of(kind: str, num_envs: int, rng: np.random.Generator) -> np.ndarray
 def lstm(kind: str, num_envs: int, H: int, device: str) -> dict:
     torch.manual_seed(0)
     lengths = lengths_of(kind, num_envs, np.random.default_rng(0))
-    net, x = nn.LSTM(H, H).to(device), torch.randn(int(lengths.sum()), H, device=device)
-    hx = [torch.zeros(len(lengths), H, device=device) for _ in range(2)]
+    net = ppo_lstm_sparse.LSTM(H, H).to(device)
+    x = torch.randn(int(lengths.sum()), H, device=device)
+    state = torch.zeros(2, len(lengths), H, device=device)  # h and c
     first = lengths.cumsum() - lengths
     # sequence s, step t -> row of x, or a row of zeros behind it
     steps = np.arange(lengths.max())[:, None]
@@ -100,10 +101,10 @@ def lstm(kind: str, num_envs: int, H: int, device: str) -> dict:
 
     def zero_padded() -> Tensor:
         rows = torch.cat([x, x.new_zeros(1, H)])[padded]
-        return net(rows, tuple(v[None] for v in hx))[0].flatten(0, 1)[back]
+        return net(rows, state)[0].flatten(0, 1)[back]
 
     events, begin = np.arange(len(x)), np.arange(len(lengths))
-    of = lambda path: path(net, x, hx, events, lengths, begin)[0]
+    of = lambda path: path(net, x, state, events, lengths, begin)[0]
     outputs = {
         "packed, ms": functools.partial(of, run_cell_as(True)),
         "staircase, ms": functools.partial(of, run_cell_as(False)),
@@ -129,13 +130,10 @@ def attention(W: int, num_steps: int, num_envs: int, dim: int, device: str) -> d
     age = torch.full((num_steps, num_envs), W, device=device)
     inputs = torch.randn(2, W, num_envs, dim, device=device)
     forward = lambda net: net(x, age, net.keys_values(inputs, W))[0]
-    systems = {}
-    for bf16 in (False, True):
-        sizes = dict(dim=dim, num_layers=2, num_heads=4, memory_length=W)
-        net = ppo_gtrxl.GTrXL(ppo_gtrxl.Args(**sizes, gate="none", bf16=bf16)).to(device)
-        outputs = {f"sdpa{', bf16' if bf16 else ''}, ms": functools.partial(forward, net)}
-        systems |= with_backward(outputs, list(net.parameters()))
-    return in_turns(systems, device)
+    sizes = dict(dim=dim, num_layers=2, num_heads=4, memory_length=W)
+    net = ppo_gtrxl.GTrXL(ppo_gtrxl.Args(**sizes, gate="none")).to(device)
+    outputs = {"sdpa, ms": functools.partial(forward, net)}
+    return in_turns(with_backward(outputs, list(net.parameters())), device)
 
 
 # ---- Ways to the same numbers ----
@@ -190,18 +188,17 @@ def precision(layer: str, width: int, size: int, device: str) -> dict:
     envs, arrays = graphs(size)
     torch.manual_seed(0)
     name, _, plain = layer.partition(", ")
-    args = ppo_graph.Args(gnn=name, gnn_dim=width, readout="mean")
+    args = ppo_graph.Args(gnn=name, gnn_dim=width)
     encoder = ppo_graph.Encoder(list(envs.leaves), args).to(device)
     if not plain:
-        for conv in encoder.nets[ppo_graph.key("graph.nodes")].convs:
-            layers.accelerate(conv)
+        layers.accelerate(encoder)
     obs = ppo_graph.Storage(list(envs.leaves), torch.device(device)).append(envs.collate(arrays))
     before = torch.get_float32_matmul_precision()
 
     def forward(matmul: str, bf16: bool) -> Tensor:
         torch.set_float32_matmul_precision(matmul)
         with torch.autocast(device, torch.bfloat16) if bf16 else contextlib.nullcontext():
-            return encoder(obs)[0]
+            return encoder(obs)[1]["graph.nodes"].values  # a maximum has no gradient in bfloat16
 
     kinds = {"float32": ("highest", False), "TF32": ("high", False)}
     kinds["bf16 autocast"] = ("highest", True)

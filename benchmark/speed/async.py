@@ -101,8 +101,9 @@ def thread_collector(script):
     """A Collector that is a thread instead of a process."""
 
     class ThreadCollector:
-        def __init__(self, args, make_envs):
+        def __init__(self, args, make_envs, accelerate):
             self.args = args
+            self.accelerate = accelerate
             self.envs = make_envs()
             self.leaves = self.envs.leaves
             self.action_space = self.envs.action_space
@@ -115,6 +116,7 @@ def thread_collector(script):
 
         def act(self, seed):
             agent = script.Agent(self.leaves, self.action_space, self.args)
+            self.accelerate(agent)
             memory = script.Memory(agent, self.leaves, self.args.num_envs, self.args)
             step = self.envs.reset(seed)
             for version, weights in iter(self.requests.get, None):

@@ -207,7 +207,7 @@ class Cell:
             x = torch.cat([nodes.values, past[nodes.batch]], 1)
             seen = {"env": nodes.batch, "node_id": obs["node_ids"].values.long()}
             out, readout = self.per_node(agent.memory, x, seen, memory)
-            visible = self.pool(out, nodes.ptr, ["mean", "max"])
+            visible = self.pool(out, nodes.ptr)
             readout = torch.cat([readout, visible], 1)
             values = torch.cat([nodes.values, out], 1)
             remembered[agent.group] = nodes._replace(values=values)

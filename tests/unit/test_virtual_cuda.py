@@ -50,7 +50,11 @@ def same(script, **flags) -> list[str]:
     for step, tags in host[0].items():
         for tag, value in tags.items():
             other = device[0][step][tag]
-            if tag != "charts/SPS" and not math.isclose(value, other, rel_tol=1e-4, abs_tol=1e-5):
+            # what the steps of the optimizer before made of rounding shows most in a norm
+            rel_tol = 1e-3 if tag == "losses/grad_norm" else 1e-4
+            if tag != "charts/SPS" and not math.isclose(
+                value, other, rel_tol=rel_tol, abs_tol=1e-5
+            ):
                 found.append(f"step {step}, {tag}: {other}, on the CPU {value}")
     return found
 

@@ -49,7 +49,10 @@ LEARNED = {  # steps, and what the first and the last episodes reach
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in NAMES if name != "ppo_graph_mini"]
+
+
+@pytest.mark.parametrize("name", ["ppo_graph_mini", *OTHERS])
 def test_it_learns(name, tmp_path):
     """A fraction of the steps is enough to be far from random. In each update the first ratio is 1
     up to rounding."""

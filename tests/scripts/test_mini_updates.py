@@ -113,8 +113,7 @@ class Views:
         if last is not None:
             one_of[last] = 1
         obs = torch.as_tensor(obs).double().flatten()
-        if hasattr(self.agent, "norm"):
-            obs = ((obs - self.mean) / (self.var + 1e-5).sqrt()).clamp(-10, 10)
+        obs = ((obs - self.mean) / (self.var + 1e-5).sqrt()).clamp(-10, 10)
         return torch.cat([obs, one_of])
 
     def __call__(self, obs, last, state):

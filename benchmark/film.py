@@ -77,7 +77,8 @@ def main(args: Args) -> None:
     for who, decide in ((name, rule), ("trained policy", lambda env, obs: policy(obs))):
         pictures, reached, info = episode(make(**task, render_mode="rgb_array"), decide, args)
         titles = [
-            f"{who}: {num} goals after {k * args.every} steps" for k, num in enumerate(reached)
+            f"{who}: {num} goals after {args.first + k * args.every} steps"
+            for k, num in enumerate(reached)
         ]
         if not are_robots:
             titles = [f"{who}: mean delay {info['eval']['cost']:.0f} s"] * len(pictures)

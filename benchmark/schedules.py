@@ -72,8 +72,6 @@ class Args:
     """of each suite the first ones only"""
     temperature: float = 1.0
     """by which the logits of samples are divided"""
-    whole: bool = False
-    """if toggled, a policy that was trained with a `lookahead` sees all operations that are left"""
     batch: int = 128
     """samples that are drawn side by side"""
     results: str = str(RESULTS / "job_shop")
@@ -195,7 +193,6 @@ def main(args: Args) -> None:
         policies[greedy] = load_policy(args.model, largest, num_envs, greedy)
     if False in policies:
         cool(policies[False], args.temperature)
-    whole = {"lookahead": None} if args.whole else {}
     path = Path(args.results) / "schedules.csv"
     rows = read(path)
     if rows and tuple(rows[0]) != COLUMNS:
@@ -222,7 +219,7 @@ def main(args: Args) -> None:
             drawn = [reverse(instance) if k % 2 else instance for k in range(count)]
             for k in range(0, len(drawn), args.batch):
                 some = drawn[k : k + args.batch]
-                costs += play(policy, [policy.make_env(instance=each, **whole) for each in some])
+                costs += play(policy, [policy.make_env(instance=each) for each in some])
             row = about | {"suite": suite, "instance": name, "samples": num}
             row["cost"], row["costs"] = int(min(costs)), " ".join(str(int(x)) for x in costs)
             row["seconds"] = round(time.perf_counter() - began, 2)

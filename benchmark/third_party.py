@@ -47,9 +47,16 @@ class Package(NamedTuple):
     pattern: str  # of its runs
     num_runs: int
     trained: bool  # or just constructed and stepped
-    notes: str  # what is theirs
 
 
+PACKAGES = (
+    Package("job-shop-lib", "jobshoplib_*", 1, True),
+    Package("graph-jsp-env", "graphjsp_*", 1, True),
+    Package("minigrid", "minigrid_*", 3, True),
+    Package("nasim", "nasim_*", 1, True),
+    Package("ale-py", "atari_*", 1, True),
+    Package("popgym", "popgym_*", 48, False),
+)
 NOTES = {  # what is theirs
     "job-shop-lib": (
         "1.7.2 has arrays as large as the instance, pairs (job, machine) as actions, and what is "
@@ -88,17 +95,6 @@ NOTES = {  # what is theirs
         "spells VelocityOnlyCartpole unlike its other CartPoles."
     ),
 }
-PACKAGES = tuple(
-    Package(*row, NOTES[row[0]])
-    for row in (
-        ("job-shop-lib", "jobshoplib_*", 1, True),
-        ("graph-jsp-env", "graphjsp_*", 1, True),
-        ("minigrid", "minigrid_*", 3, True),
-        ("nasim", "nasim_*", 1, True),
-        ("ale-py", "atari_*", 1, True),
-        ("popgym", "popgym_*", 48, False),
-    )
-)
 
 
 def mean_of_first(returns: np.ndarray, ended: np.ndarray, num: int) -> float:
@@ -150,15 +146,11 @@ def gaps(rows: list[dict]) -> list[str]:
     """A sentence for each run with an --eval-suite."""
     lines = []
     for row in rows:
-        table = row["settings"]["eval"] or {}
-        if "best_known" in table:
-            best, costs = np.array(table["best_known"]), []
-            for name in table:
-                if name not in ("instance", "group", "best_known", "cut"):
-                    costs.append(f"{name} {np.mean(100 * (np.array(table[name]) / best - 1)):.1f}%")
+        if found := report.gaps(row["settings"]["eval"] or {}):
+            num = len(row["settings"]["eval"]["best_known"])
             lines.append(
-                f"{row['environment']}, mean gap to the best known makespan of {len(best)} "
-                f"benchmark instances: {', '.join(costs)}."
+                f"{row['environment']}, mean gap to the best known makespan of {num} benchmark "
+                f"instances: {', '.join(f'{name} {gap:.1f}%' for name, gap in found.items())}."
             )
     return lines
 
@@ -192,7 +184,7 @@ def document(found_of: dict[Package, list[dict]], args: Args) -> str:
         "Constructs and steps: one update each, all losses finite.",
         markdown(stepped, COLUMNS[:7]),
         "What is theirs:",
-        "\n".join(f"- **{each.name}**: {each.notes}" for each in found_of if each.notes),
+        "\n".join(f"- **{each.name}**: {NOTES[each.name]}" for each in found_of),
         "Commands:",
         "\n".join(f"    {command}" for command in commands),
     ]

@@ -620,7 +620,7 @@ def test_pattern_without_runs(results, monkeypatch):
 
 # ---- schedules.py and job_shop.py ----
 @pytest.mark.slow
-def test_schedules_go_on(tmp_path, monkeypatch):
+def test_schedules_go_on(tmp_path):
     """Each instance is played once, greedily as the script's own evaluation plays it; samples are
     at least as many."""
     kwargs = {"jobs": 3, "machines": 3, "lookahead": 2}
@@ -665,11 +665,6 @@ def test_schedules_go_on(tmp_path, monkeypatch):
     ]:
         with pytest.raises(SystemExit, match=sentence):
             play(**changes)
-    lookaheads = lambda policy, envs: [float(env.unwrapped.lookahead or 0) for env in envs]
-    monkeypatch.setattr(schedules, "play", lookaheads)
-    for whole, costs in ((False, "2"), (True, "0")):  # True: with the whole graph
-        (row,) = play(name=f"whole={whole}", max_instances=1, whole=whole)
-        assert row["costs"] == costs
 
 
 def test_reversed_instances():

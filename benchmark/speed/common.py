@@ -155,10 +155,10 @@ class Run(NamedTuple):
     cpu: float  # seconds of the CPU, of the process and its children, imports included
 
 
-def train(command: list[str], num_threads: int, cwd: str) -> Run:
-    """Runs the command to its end with `num_threads` threads of torch. RuntimeError if it fails or
+def train(command: list[str], cwd: str) -> Run:
+    """Runs the command to its end with one thread of torch. RuntimeError if it fails or
     neither logs SPS below `cwd`/runs nor prints it."""
-    env = os.environ | {"OMP_NUM_THREADS": str(num_threads), "MKL_NUM_THREADS": str(num_threads)}
+    env = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     with tempfile.TemporaryFile("w+") as file:
         start = time.perf_counter()
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=env, cwd=cwd)
@@ -188,14 +188,14 @@ def logged(run_dir: Path) -> tuple[list[float], list[float]]:
     return found["charts/SPS"], found["charts/episodic_return"]
 
 
-def in_turns(systems: dict[str, list[str]], rounds: int, num_threads: int) -> dict[str, list[Run]]:
+def in_turns(systems: dict[str, list[str]], rounds: int) -> dict[str, list[Run]]:
     """The runs of each command, A B C A B C ..., each in an empty folder; --seed is the round.
     Progress on stderr."""
     runs = {name: [] for name in systems}
     for k in range(rounds):
         for name, command in systems.items():
             with tempfile.TemporaryDirectory() as folder:
-                run = train([*command, "--seed", str(k + 1)], num_threads, folder)
+                run = train([*command, "--seed", str(k + 1)], folder)
             runs[name].append(run)
             said = f"round {k + 1}/{rounds}: {name}: {run.sps:.0f} SPS, {run.seconds:.0f} s"
             print(said, file=sys.stderr)

@@ -33,8 +33,6 @@ class Args:
     """shares of the possible nodes that are remembered"""
     repeats: int = 7
     """turns of each measurement"""
-    num_threads: int = 1
-    """threads of torch"""
     seed: int = 1
     """seed of all data"""
     out: str | None = None
@@ -170,10 +168,10 @@ def state_table(args: Args, rng: np.random.Generator) -> tuple[list[str], dict]:
 
 
 def main(args: Args) -> None:
-    torch.set_num_threads(args.num_threads)
+    torch.set_num_threads(1)
     torch.manual_seed(args.seed)
     lines, panels = state_table(args, np.random.default_rng(args.seed))
-    note = f"Medians of {args.repeats} turns, {args.num_threads} thread(s)."
+    note = f"Medians of {args.repeats} turns, one thread."
     report("\n".join([*lines, "", note]), args.out)
     if args.out:
         note = f"{NODES} possible nodes, H = {args.lstm_dim}, {N} environments x {T} steps"

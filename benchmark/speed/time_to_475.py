@@ -50,7 +50,7 @@ def time_to_target(command: list[str], target: float) -> tuple[float, float]:
     """(seconds, steps) until the target; infinite if it is not reached. RuntimeError if the script
     fails."""
     with tempfile.TemporaryDirectory() as folder:
-        train(command, 1, folder)
+        train(command, folder)
         episodes, _ = events_of(Path(folder))
     returns = np.array([ret for _, _, ret, _ in episodes])
     if len(returns) < 100:

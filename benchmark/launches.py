@@ -44,18 +44,16 @@ COLUMNS = list(itertools.product(("step", "minibatch"), ("waits", "copies", "lau
 class Args:
     out: str | None = None
     """file for the table"""
-    details: str = ""
-    """show what the rows that begin so consist of"""
 
 
-def count(name: str) -> tuple[dict, list[float]]:
-    """What each unit of a row asks for, by kind and operation, and the figures of the row."""
+def count(name: str) -> list[float]:
+    """The figures of a row."""
     script, flags = ROWS[name]
     with contextlib.redirect_stderr(open(os.devnull, "w")):
         module = importlib.import_module(f"cleanrl_graph.{script}")
         sizes = dict(steps=(16, 24), minibatches=(2, 4), epochs=2)
         rates = virtual_cuda.rates(module, **sizes, **NETWORK, **flags)
-    return rates, [sum(rates[unit][kind].values()) for unit, kind in COLUMNS]
+    return [sum(rates[unit][kind].values()) for unit, kind in COLUMNS]
 
 
 def main(args: Args) -> None:
@@ -67,13 +65,8 @@ def main(args: Args) -> None:
     lines = ["| script, environment | " + " | ".join(titles) + " |"]
     lines.append("| --- |" + " --- |" * len(COLUMNS))
     for name in ROWS:
-        rates, figures = count(name)
-        cells = [f"{value:.1f}".removesuffix(".0").replace("-0", "0") for value in figures]
+        cells = [f"{value:.1f}".removesuffix(".0").replace("-0", "0") for value in count(name)]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
-        for unit, kind in COLUMNS if args.details and name.startswith(args.details) else ():
-            print(f"{name}: {kind} per {unit}")
-            for what, num in rates[unit][kind].most_common():
-                print(f"{num:9.2f} {what}")
     report("\n".join(lines), args.out)
     sys.stdout.flush()
     os._exit(0)  # PyTorch's own end asks CUDA

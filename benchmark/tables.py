@@ -208,6 +208,18 @@ def markdown(rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def commands(runs: list[dict]) -> list[str]:
+    """The last paragraphs of a table."""
+    return ["Commands:", "\n".join(f"    {run['command']}" for run in runs)]
+
+
+def publish(folder: Path, parts: list[str]) -> None:
+    """Writes the paragraphs to the table.md of a folder, and prints them."""
+    text = "\n\n".join(parts) + "\n"
+    write(folder / "table.md", text)
+    print(f"{text}\n{folder / 'table.md'}")
+
+
 def main(table: str, pattern: str = "*") -> int:
     names = list(finished(RESULTS / table, pattern))
     print("\n".join(names))

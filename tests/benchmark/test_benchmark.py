@@ -813,7 +813,7 @@ with SummaryWriter(sys.argv[sys.argv.index("--run-dir") + 1]) as writer:
 
 def test_a_table_is_made_anew_beside_the_committed_one(tmp_path):
     """--out DIR, a relative path from any folder, leaves benchmark/results as it is, runs all of
-    the table, says what stands in both, and goes on from what is in DIR."""
+    the table, and says what stands in both."""
     copy = tmp_path / "clone" / "benchmark"
     committed = copy / "results" / "tiny" / "table.md"
     committed.parent.mkdir(parents=True)
@@ -826,25 +826,26 @@ def test_a_table_is_made_anew_beside_the_committed_one(tmp_path):
     )
     committed.write_text(text)
 
-    def make(*words):
-        env = os.environ | {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    def make(*words, python=sys.executable):
+        env = os.environ | {"PYTHON": python, "PYTHONPATH": str(ROOT)}
         call = ["bash", str(copy / "tiny.sh"), *words]
         done = subprocess.run(call, cwd=tmp_path, env=env, capture_output=True, text=True)
         return done.returncode, done.stdout, done.stderr
 
-    for words in (["--out", "mine", "--seeds", "1"], ["--out=mine"]):
-        code, said, _ = make(*words)
-        assert code == 0 and f"{tmp_path}/mine/tiny/table.md, committed: {copy}" in said
-        rows = said[said.index("| | system |") :].split("\n")
-        assert rows[1:3] == [
-            "| committed | fake | 1 | 2 | 3.000 |",
-            "| yours | fake | 1 | 2 | 4.000 |",
-        ]
-    assert "1 runs in tiny, 1 are finished already" in said
+    code, said, _ = make("--out", "mine", "--seeds", "1")
+    assert code == 0 and f"{tmp_path}/mine/tiny/table.md, committed: {copy}" in said
+    rows = said[said.index("| | system |") :].split("\n")
+    assert rows[1:3] == [
+        "| committed | fake | 1 | 2 | 3.000 |",
+        "| yours | fake | 1 | 2 | 4.000 |",
+    ]
     assert list((copy / "results").rglob("*.*")) == [committed] and committed.read_text() == text
     assert {path.name for path in (tmp_path / "mine").iterdir()} == {"runs", "tiny"}
+    code, said, _ = make("--out=other", "--seeds", "5", python="echo")
+    assert code == 0 and "--workers 1 --seeds 5 --commands" in said
+    assert f"benchmark/beside.py {tmp_path}/other" in said
     for words in (["--out"], ["--out", "a b"]):
-        code, _, error = make(*words)
+        code, _, error = make(*words, python="echo")
         assert code == 2 and "--out" in error
 
 
@@ -1020,7 +1021,7 @@ TRIES = {
     "lstm_kernels": "--densities 0.02 --repeats 1 --lstm-dim 8",
     "sps": "--total-timesteps 256 --rounds 1 --num-envs 2 --gnn-dim 8 --peer-python PEER",
     "async": "--cases 0.1 --rounds 1 --num-updates 2 --curve-steps 0",
-    "message_passing": "--repeats 2 --size 20",
+    "message_passing": "--repeats 1 --size 20",
     "compile": "--cases CartPole-v1 --repeats 1 --rounds 1 --scale 0.05 --mode none",
 }
 

@@ -141,8 +141,7 @@ def rollout(script, args, num_steps: int, others: Iterable = ()) -> tuple:
 def trxl_command(python: str, script: str) -> list[str]:
     """CleanRL's ppo_trxl.py at `script`, run by the Python of its packages."""
     peer = str(ROOT / "benchmark" / "peers" / "cleanrl_trxl.py")
-    paths = [os.path.abspath(python), peer, "--script", os.path.abspath(script)]
-    return [*paths, "--out", "cleanrl.csv"]
+    return [os.path.abspath(python), peer, "--script", os.path.abspath(script)]
 
 
 class Run(NamedTuple):

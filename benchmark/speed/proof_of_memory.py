@@ -65,7 +65,7 @@ def main(args: Args) -> None:
     ours += ["--total-timesteps", str(args.total_timesteps)]
     systems = {f"ppo_gtrxl.py, {name}": [*ours, *more.split()] for name, more in VARIANTS.items()}
     cleanrl = "CleanRL ppo_trxl.py, its documented flags"
-    flags = f"--task proof-of-memory --target inf --max-steps {args.total_timesteps}".split()
+    flags = f"--task proof-of-memory --max-steps {args.total_timesteps}".split()
     systems[cleanrl] = trxl_command(args.peer_python, args.peer_script) + flags
     runs = in_turns(systems, args.rounds)
     lines = [

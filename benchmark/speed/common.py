@@ -151,7 +151,6 @@ class Run(NamedTuple):
     seconds: float  # of the whole process, imports included
     peak_mb: float  # largest resident memory
     mean_return: float  # of the last 100 episodes; NaN if the script has none
-    cpu: float  # seconds of the CPU, of the process and its children, imports included
 
 
 def train(command: list[str], cwd: str) -> Run:
@@ -170,13 +169,11 @@ def train(command: list[str], cwd: str) -> Run:
     if not sps:
         sps = re.findall(r"SPS\W*(\d+)", output)  # "SPS 123", "SPS: 123"
         returns = re.findall(r"mean return (-?[\d.]+)", output)[-1:]
-        returns = returns or re.findall(r"episodic_return=\[?(-?[\d.]+)", output)
     if process.returncode or not sps:
         what = f"exit code {process.returncode} of {shlex.join(command)}"
         raise RuntimeError(f"{what}; its last lines:\n{output[-2000:]}")
     mean_return = np.mean([float(number) for number in returns[-100:] or [np.nan]])
-    cpu = usage.ru_utime + usage.ru_stime
-    return Run(float(sps[-1]), seconds, usage.ru_maxrss / 1024, mean_return, cpu)
+    return Run(float(sps[-1]), seconds, usage.ru_maxrss / 1024, mean_return)
 
 
 def logged(run_dir: Path) -> tuple[list[float], list[float]]:
@@ -208,7 +205,7 @@ def table_of(runs: dict[str, list[Run]], ours: str) -> list[str]:
         "system|SPS (least to most)|ours / this|process, s|peak memory, MB|mean return".split("|")
     ]
     for name, column in runs.items():
-        sps, seconds, peak_mb, returns, _ = (np.array(values) for values in zip(*column))
+        sps, seconds, peak_mb, returns = (np.array(values) for values in zip(*column))
         ratio = "" if name == ours else spread([run.sps for run in runs[ours]] / sps, ".2f")
         mean_return = "not logged" if np.isnan(returns).any() else f"{np.median(returns):.1f}"
         cells = [f"{np.median(seconds):.1f}", f"{np.median(peak_mb):,.0f}", mean_return]

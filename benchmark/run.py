@@ -45,7 +45,6 @@ import os
 import platform
 import re
 import shlex
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -165,21 +164,13 @@ def eval_columns(folder: Path) -> dict[str, list] | None:
 
 def machine() -> dict:
     """Commit, versions and hardware, for the json."""
-
-    def output(*command: str) -> str:
-        try:
-            return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
-        except OSError:
-            return ""
-
-    commit = output("git", "rev-parse", "HEAD")
-    commit += "-dirty" * bool(output("git", "status", "-s", "cleanrl_graph"))
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
-    gpu = output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
-    return {"commit": commit, "versions": versions, "cpu": tables.cpu_name(), "gpu": gpu or None}
+    gpu = tables.output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+    about = {"commit": tables.commit(), "versions": versions, "cpu": tables.cpu_name()}
+    return about | {"gpu": gpu or None}
 
 
 # ---- Processes ----

@@ -27,8 +27,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 import tyro
-from run import machine
-from tables import RESULTS, added, read
+from tables import RESULTS, added, commit, cpu_name, read
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -201,10 +200,7 @@ def main(args: Args) -> None:
         for name, instance in list(instances_of(suite).items())[: args.max_instances]:
             if (args.name, args.seed, suite, name, num, temperature) not in done:
                 todo.append((suite, name, instance, num))
-    here = machine()
-    commit, *dirty = here["commit"].partition("-")
-    about = {"name": args.name, "seed": args.seed, "cpu": here["cpu"]}
-    about["commit"] = "".join([commit[:7], *dirty])
+    about = {"name": args.name, "seed": args.seed, "cpu": cpu_name(), "commit": commit(7)}
     with added(path, COLUMNS) as add:
         for suite, name, instance, num in tqdm(todo, unit="instance"):
             torch.manual_seed(args.seed)

@@ -18,6 +18,7 @@ import json
 import os
 import platform
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
@@ -182,6 +183,22 @@ def cpu_name() -> str:
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
+
+
+def output(*command: str) -> str:
+    """What a command prints in the folder of the repository; "" if it cannot be run."""
+    try:
+        ran = subprocess.run(command, cwd=COMMITTED.parents[1], capture_output=True, text=True)
+    except OSError:
+        return ""
+    return ran.stdout.strip()
+
+
+def commit(length: int = 40) -> str:
+    """So many digits of the commit's name, with "-dirty" if the scripts were changed since;
+    "unknown" without git."""
+    name = output("git", "rev-parse", "HEAD")[:length] or "unknown"
+    return name + "-dirty" * bool(output("git", "status", "-s", "cleanrl_graph"))
 
 
 def unique(values: Iterable[str | None]) -> str:

@@ -35,7 +35,7 @@ def report(markdown: str, out: str | None) -> None:
         command = f"python {os.path.relpath(sys.argv[0])} {shlex.join(flags)}"
         machine = (
             f"{tables.cpu_name()}, {os.cpu_count()} CPUs, {platform.system()}, Python "
-            f"{platform.python_version()}, torch {torch.__version__}, commit {commit_of(ROOT)}"
+            f"{platform.python_version()}, torch {torch.__version__}, commit {tables.commit(7)}"
         )
         tables.put(out, f"    {command}\n\n{machine}\n\n{markdown}\n")
 
@@ -46,20 +46,6 @@ def beside(out: str, ending: str) -> Path:
     path = Path(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     return path.with_name((section or path.stem) + ending)
-
-
-def commit_of(checkout: str | Path) -> str:
-    """The short name of its commit, with "-dirty" if its scripts were changed since; "unknown"
-    without git."""
-    git = ["git", "-C", str(checkout)]
-    try:
-        name, changes = (
-            subprocess.run([*git, *rest], capture_output=True, text=True, check=True).stdout.strip()
-            for rest in (("rev-parse", "--short", "HEAD"), ("status", "-s", "--", "cleanrl_graph"))
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return name + "-dirty" * bool(changes)
 
 
 def picture(out: str, title: str, x: str, panels: dict[str, dict[str, list[tuple]]]) -> None:

@@ -545,9 +545,11 @@ def pack(arrays: list[np.ndarray], device: torch.device) -> list[Tensor]:
     if device.type == "cpu":
         return hosts
     # 1 to 8 spare bytes each: all begin at a multiple of 8, which view(dtype) needs, none is empty
-    parts = [array.tobytes() + bytes(8 - array.nbytes % 8) for array in arrays]
-    buffer = np.frombuffer(bytearray().join(parts), np.uint8)
-    copies = to_device(buffer, device).split([len(part) for part in parts])
+    sizes = [array.nbytes + 8 - array.nbytes % 8 for array in arrays]
+    buffer = np.empty(sum(sizes), np.uint8)
+    for part, array in zip(np.split(buffer, np.cumsum(sizes)), arrays):
+        part[: array.nbytes] = array.reshape(-1).view(np.uint8)
+    copies = to_device(buffer, device).split(sizes)
     return [
         copy[: host.nbytes].view(host.dtype).view(host.shape) for copy, host in zip(copies, hosts)
     ]
@@ -587,20 +589,39 @@ class Storage:
         """The observations `idx` (int64 [B], repeats allowed), one selection of rows per leaf; and
         for each group where its rows are stored, int64. In the group STEP that is `idx` itself."""
         values, counts = self.whole()
-        rows = [ranges((num.cumsum() - num)[idx], num[idx]) for num in counts.values()]
-        places = dict(zip(counts, pack(rows, self.device)))
+        first = [(num.cumsum() - num)[idx] for num in counts.values()]
+        counts = {group: num[idx] for group, num in counts.items()}
+        index = self.index(counts)
+        places = {}
+        for group, start in zip(counts, pack(first, self.device)):
+            ptr, batch = index[group]
+            if group == STEP:
+                places[group] = start
+            elif self.device.type == "cpu":
+                places[group] = torch.from_numpy(ranges(start.numpy(), counts[group]))
+            else:
+                row = torch.arange(len(batch), device=batch.device)
+                places[group] = row + (start - ptr[:-1])[batch]
         rows = [select_rows(array, places[leaf.group]) for leaf, array in zip(self.leaves, values)]
-        flat = Flat(rows, {group: num[idx] for group, num in counts.items()})
-        return self.batch(flat), places
+        return self.batch(Flat(rows, counts), index), places
 
-    def batch(self, flat: Flat) -> Obs:
-        """A Flat of tensors as the network sees it. All ptr and batch reach the device in one
-        copy."""
-        arrays = []  # ptr and batch of the first group, of the second one, ...
-        for num in flat.counts.values():
-            arrays += [np.append(0, num.cumsum()), np.arange(flat.size).repeat(num)]
-        arrays = pack(arrays, self.device)
-        index = dict(zip(flat.counts, zip(arrays[::2], arrays[1::2])))  # group -> (ptr, batch)
+    def index(self, counts: dict[str, np.ndarray]) -> dict[str, tuple[Tensor, Tensor]]:
+        """ptr and batch of each group. A GPU makes them itself: only the counts are copied to it,
+        nothing as long as the rows."""
+        if self.device.type == "cpu":
+            ptrs = [torch.from_numpy(np.append(0, num.cumsum())) for num in counts.values()]
+            batches = [torch.from_numpy(np.arange(len(num)).repeat(num)) for num in counts.values()]
+            return dict(zip(counts, zip(ptrs, batches)))
+        index = {}
+        copies = pack([np.append(0, num) for num in counts.values()], self.device)
+        for (group, num), copy in zip(counts.items(), copies):
+            ptr = copy.cumsum(0)
+            index[group] = ptr, torch.repeat_interleave(copy[1:], output_size=int(num.sum()))
+        return index
+
+    def batch(self, flat: Flat, index: dict | None = None) -> Obs:
+        """A Flat of tensors as the network sees it."""
+        index = index or self.index(flat.counts)
         obs = {}
         for leaf, rows in zip(self.leaves, flat.values):
             ptr, batch = index[leaf.group]

@@ -50,7 +50,8 @@ GONE = {
     "max_rho": 1.0,
 }  # flags of before -> the value that the scripts mean today
 FIXED = set(
-    "envs space action_space leaves first parts acting named meaning flat place num_steps".split()
+    "envs space action_space leaves first parts acting named meaning flat place num_steps "
+    "looks masks settings".split()
 )  # of Envs
 COMPARED = ("observation", "info['rewards']", "reward", "terminated", "truncated")
 inexact = set()  # kinds of environments whose copies do not go on as they do

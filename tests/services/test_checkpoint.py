@@ -7,7 +7,6 @@ import random
 import signal
 import time
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 
 import cloudpickle
 import gymnasium as gym
@@ -356,10 +355,8 @@ def begun(make):
 
 
 EXACT = {
-    "CartPole": lambda: gym.make("CartPole-v1", max_episode_steps=12),
     "generators of its own": walks.OwnGenerators,
     "draws when loaded": DrawsWhenLoaded,
-    "lambda": walks.WithLambda,
     "nested observations": walks.Nested,
     "wrapped": lambda: gym.wrappers.TransformReward(TimeLimit(walks.Walk(), 9), lambda r: r + 1),
 }
@@ -403,10 +400,8 @@ RETURNED = ("observation", "reward", "terminated", "truncated")
 INEXACT = {
     **{how: (lambda how=how: walks.Odd(how), OTHER.format(how)) for how in RETURNED},
     "dtype": (lambda: walks.Odd("dtype"), OTHER.format("observation")),
-    "shape": (lambda: walks.Odd("shape"), OTHER.format("observation")),
     "a later step": (lambda: walks.Odd("reward", 16), OTHER.format("reward")),
     "exception": (lambda: walks.Odd("exception"), FAILS.format("step: RuntimeError: I am lost")),
-    "exit": (lambda: walks.Odd("exit"), FAILS.format("step: SystemExit: 3")),
     "reset": (
         lambda: TimeLimit(walks.Odd("reset"), 10),
         OTHER.format("observation")[:-4] + "reset",
@@ -417,7 +412,6 @@ INEXACT = {
     "load": (lambda: walks.Odd("load"), FAILS.format("load: KeyError: 'what is missing'")),
     "rewards of rows": (RewardsForRows, OTHER.format("info['rewards']")),
     "pickle": (lambda: walks.Odd("pickle"), NO_COPY.format("I hold a simulator")),
-    "lock": (walks.Locked, NO_COPY.format("cannot pickle '_thread.lock' object")),
     "generator": (walks.Changing, NO_COPY.format("cannot pickle 'generator' object")),
 }
 
@@ -433,7 +427,7 @@ def test_inexact_copies(kind, capsys):
     first = dump_envs(envs)
     results = [play(env, range(5, 35)) for env in envs]
     assert dump_envs(envs) == dump_envs(envs) == [None, None]
-    assert (first == [None, None]) == (kind in ("pickle", "lock", "left out", "load"))
+    assert (first == [None, None]) == (kind in ("pickle", "left out", "load"))
     written = capsys.readouterr().err
     name = type(envs[0].unwrapped).__name__
     start = f"{name}: it begins a new episode when the run is resumed, since {sentence}"
@@ -477,24 +471,6 @@ def test_trusted_copies(capsys):
     for _ in range(2):
         assert dump_envs(envs) != [None] and capsys.readouterr().err == ""
         play(envs[0], range(5, 35))
-
-
-def test_dumped_environment_is_still_itself():
-    """What scripts ask of an environment they find while its copy is tried and afterwards."""
-    env = gym.make("CartPole-v1", render_mode="rgb_array", max_episode_steps=30)
-    envs = [env]
-    env.reset(seed=1)
-    for _ in range(3):
-        dump_envs(envs)
-        twin = envs[0]
-        assert twin.unwrapped is env.unwrapped and twin.np_random is env.np_random
-        assert twin.spec.id == "CartPole-v1" and twin.action_space == env.action_space
-        assert twin.observation_space == env.observation_space
-        assert twin.has_wrapper_attr("_elapsed_steps") and not twin.has_wrapper_attr("nothing")
-        assert twin.get_wrapper_attr("_elapsed_steps") == env.get_wrapper_attr("_elapsed_steps")
-        assert find_spec("pygame") is None or twin.render().shape == (400, 600, 3)
-        play(twin, range(10))
-        twin.reset(seed=5, options={"low": -0.01, "high": 0.01})
 
 
 def test_actions_that_are_written_to():

@@ -568,19 +568,27 @@ class Look(NamedTuple):
     leaf: Any
     dtype: np.dtype
     shape: tuple[int, ...]  # of a row
-    is_ragged: bool
+    is_counted: bool  # another leaf of its group comes first
     is_choice: bool  # an action chooses from its group
     is_float32: bool  # may be infinite or NaN
     is_number: bool  # has no wrong values where the dtypes are the same
 
-    @classmethod
-    def at(cls, leaf: Any, is_choice: bool) -> "Look":
+
+def looks_at(leaves: list, parts: list) -> Iterator[Look]:
+    groups = set()
+    for leaf in leaves:
         dtype = leaf.dtype
-        shape = leaf.space.shape
         is_number = dtype == leaf.space.dtype and dtype.kind != "f" and leaf.path != "node_ids"
-        is_number = is_number and not (leaf.is_links or isinstance(leaf.space, DISCRETE))
-        is_float32 = dtype == np.float32
-        return cls(leaf, dtype, shape, leaf.is_ragged, is_choice, is_float32, is_number)
+        yield Look(
+            leaf,
+            dtype,
+            leaf.space.shape,
+            is_counted=leaf.is_ragged and leaf.group in groups,
+            is_choice=any(part.group == leaf.group for part in parts),
+            is_float32=dtype == np.float32,
+            is_number=is_number and not leaf.is_links and not isinstance(leaf.space, DISCRETE),
+        )
+        groups.add(leaf.group)
 
 
 class Checks:
@@ -629,8 +637,7 @@ class Checks:
         # Path of a ragged mask, or node_ids -> the group that it has as many rows as
         self.named = {path: named[path] for path in ragged if named.get(path)}
         self.is_padded = self.space is not self.envs[0].env.observation_space  # the mask
-        choices = {part.group for part in self.parts[0]}
-        self.looks = [Look.at(leaf, leaf.group in choices) for leaf in self.leaves]
+        self.looks = list(looks_at(self.leaves, self.parts[0]))
         self.masks = [part for part in self.parts[0] if part.mask is not None]
 
     def step(self, actions: list) -> tuple:
@@ -703,22 +710,22 @@ class Checks:
 
     def problems(self, observations: list, parts: list[list]) -> Iterator[tuple[str, str]]:
         """(path of a leaf, what is wrong with it). Its numbers are right for one observation; where
-        there are several they may be another's. Sets `flat` before it looks at values."""
-        counts = {}  # group -> rows of each observation
+        there are several they may be another's. Sets `flat` when dtypes and shapes are right."""
         others = set()  # leaves with rows of other dtypes than theirs
         for look, rows in zip(self.looks, zip(*observations)):
             for array in rows:
                 if array.dtype != look.dtype or array.shape[1:] != look.shape or not array.ndim:
                     yield from wrong_form(look.leaf, array)
                     others.add(look.leaf.path)
-            if look.is_ragged:  # else `read` made one row of each
-                num = np.fromiter(map(len, rows), np.int64, len(rows))
-                expected = counts.setdefault(look.leaf.group, num)
-                if num is not expected and (num != expected).any():
-                    group = look.leaf.group
-                    yield look.leaf.path, f"{num[0]} rows where '{group}' has {expected[0]}"
-        yield from wrong_counts(self.leaves, counts, self.named, self.pairs)
         self.flat = super().collate(observations)
+        counts = self.flat.counts  # of each group, by its first leaf
+        for look, rows in zip(self.looks, zip(*observations)):
+            if look.is_counted:
+                group = look.leaf.group
+                num = np.fromiter(map(len, rows), np.int64, len(rows))
+                if (num != counts[group]).any():
+                    yield look.leaf.path, f"{num[0]} rows where '{group}' has {counts[group][0]}"
+        yield from wrong_counts(self.leaves, counts, self.named, self.pairs)
         for look, values, rows in zip(self.looks, self.flat.values, zip(*observations)):
             leaf = look.leaf
             if look.is_float32 and leaf.path not in others:
@@ -909,17 +916,18 @@ def allowed(leaf: Any, values: np.ndarray, bad: np.ndarray) -> str:
 def all_masked(mask: np.ndarray, counts: dict, group: str, part: Any) -> np.ndarray:
     """The numbers of the observations that allow no option of an entry, or of a row that acts, as
     far as no other part decides; `group` is that of the mask."""
-    allowed = mask.reshape(len(mask), math.prod(mask.shape[1:])) != 0
-    num = counts[group]
-    env = np.arange(len(num)).repeat(num)  # of each row
-    allowed = allowed[:, part.entries]
+    nothing = np.array([], np.int64)
     if part.given:
-        return np.array([], np.int64)
+        return nothing
+    allowed = mask.reshape(len(mask), math.prod(mask.shape[1:]))[:, part.entries] != 0
     if part.group is None:
+        num = counts[group]
+        env = np.arange(len(num)).repeat(num)  # of each row
         return env[~allowed.reshape(len(mask), part.k, part.n).any(2).all(1)]
-    env_of_draw = np.arange(len(num)).repeat(counts[part.rows])
+    acting = counts[part.rows]
+    env_of_draw = np.arange(len(acting)).repeat(acting)
     options = counts[part.group][env_of_draw]
     draw = np.arange(len(options)).repeat(options)  # of each row of the mask
     if len(draw) != len(allowed):  # pairs
-        return np.array([], np.int64)
+        return nothing
     return env_of_draw[np.bincount(draw, allowed.any(1), len(options)) == 0]

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import repeat
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import cloudpickle
 import gymnasium as gym
@@ -258,14 +258,6 @@ def set_random_state(state: dict) -> None:
         torch.cuda.set_rng_state_all(state["cuda"])
 
 
-class Dump(NamedTuple):
-    """What is kept of an environment."""
-
-    kind: str
-    data: bytes | None  # its pickle
-    problem: str | None  # why it begins a new episode when the run is resumed
-
-
 class Twin(gym.Wrapper):
     """An environment with a copy that makes the same calls, to see whether it does the same: the
     next 16, or fewer if an episode ends, with the reset after it. Then `step` and `reset` are those
@@ -333,10 +325,11 @@ class Twin(gym.Wrapper):
             self.reset = self.env.reset
         return results
 
-    def _dump(self) -> Dump:
+    def _dump(self) -> tuple[str, bytes | None, str | None]:
+        """(kind of environment, its pickle, why it begins a new episode in a run that resumes)"""
         kind = self.env.spec.id if self.env.spec else type(self.unwrapped).__name__
         data = self._pickled()
-        return Dump(kind, data, self._problem)
+        return kind, data, self._problem
 
 
 @contextlib.contextmanager
@@ -367,15 +360,15 @@ def bits(value: Any) -> Any:
     return array.dtype, array.shape, array.tobytes()
 
 
-def dump_envs(envs: list[gym.Env]) -> list[Dump]:
-    """A Dump of each environment. The first call puts a Twin in its place."""
+def dump_envs(envs: list[gym.Env]) -> list[tuple]:
+    """A Twin's dump of each environment. The first call puts a Twin in its place."""
     for i, env in enumerate(envs):
         if not isinstance(env, Twin):
             envs[i] = Twin(env)
     return [env._dump() for env in envs]
 
 
-def exact_dumps(dumps: list[Dump]) -> list[bytes | None]:
+def exact_dumps(dumps: list[tuple]) -> list[bytes | None]:
     """The pickle of each environment. It is None for all environments of a kind if one of them has
     a problem, which stderr says once for each kind."""
     for kind, _, problem in dumps:
@@ -383,7 +376,7 @@ def exact_dumps(dumps: list[Dump]) -> list[bytes | None]:
             inexact.add(kind)
             when = "it begins a new episode when the run is resumed"
             print(f"{kind}: {when}, since {problem}", file=sys.stderr)
-    return [None if dump.kind in inexact else dump.data for dump in dumps]
+    return [None if kind in inexact else data for kind, data, _ in dumps]
 
 
 def env_state(envs: Any) -> dict:

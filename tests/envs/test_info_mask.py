@@ -15,7 +15,7 @@ from helpers import IDS, MASK, UsageErrors, graph_space, make_envs, plain, run, 
 
 from cleanrl_graph import ppo_graph
 from cleanrl_graph.envs import fitting
-from cleanrl_graph.envs.wrappers import InfoActionMask, wrap, wrap_all
+from cleanrl_graph.envs.wrappers import InfoActionMask, wrap_all
 from cleanrl_graph.services import command
 
 A, B = np.array([1, 0, 1], np.int8), np.array([0, 1], np.int8)
@@ -114,25 +114,6 @@ def test_masks_of_bits_and_of_pairs(name):
     assert obs["action_mask"].tolist() == entries and obs in env.observation_space
     assert env.step(None)[0].keys() == {"obs"}
     assert env.step(None)[0]["action_mask"].tolist() == [1] * len(entries)
-
-
-def test_masks_that_are_missing_or_malformed():
-    """Where info has none the observation has none, and what does not fit is left to be found and
-    named; what should be a dict and is none goes on as it is."""
-    env = wrapped([A, "no", [1, 0, 1, 1], A / 2, 0 * A])
-    assert env.reset()[0].keys() == {"obs", "action_mask"}
-    obs, *rest = env.step(0)
-    assert obs.keys() == {"obs"} and rest == [0, False, False, {}]
-    masks = [env.step(0)[0]["action_mask"].tolist() for _ in range(3)]
-    assert masks == [[1, 0, 1, 1], [0.5, 0, 0.5], [0, 0, 0]]
-    env = wrapped([(A, B), (A,)], PAIR)
-    env.reset()
-    assert env.step(0)[0]["action_mask"].shape == (3,)
-    env = wrapped(["no"], space=spaces.Dict(a=BOX), obs={"a": A})
-    assert env.reset()[0].keys() == {"a"}
-    for own in (env, wrap(env.env, "z:skill:2")):
-        env.env.observe = lambda: (None, {})
-        assert own.reset()[0] is None and own.step(0)[0] is None
 
 
 def test_a_method_is_never_ignored(name="legal_moves"):

@@ -270,23 +270,6 @@ def test_turned_positions():
     assert turned["inner"]["mines"] == pytest.approx(obs["inner"]["mines"])
 
 
-def test_other_references():
-    """A vector, an element of the graph, a space without keys, and one that is not there."""
-    obs = wrap(Field(), "relative:target:0,1").reset()[0]
-    assert obs["inner"]["mines"].tolist() == [[-5, 1], [-2, -2]]
-    assert obs["target"].tolist() == [7, 3, 2]
-    obs = wrap(Field(), "relative:map:0,1").reset()[0]
-    assert obs["map"].nodes.tolist() == [[1, 0, 0], [-1, 1, 0]]
-    env = wrap(Field(cars=0), "relative:car:0,1")
-    assert env.reset()[0]["inner"]["mines"].tolist() == [[2, 4], [5, 1]]
-    space = Field().observation_space["car"]
-    plain = gym.wrappers.TransformObservation(Field(), lambda obs: obs["car"], space)
-    plain.unwrapped.cars = 2  # what is unbounded keeps its space
-    assert wrap(plain, "relative:obs:0,1").reset()[0][1, :2].tolist() == [2, 0]
-    env.unwrapped.observe = lambda: None  # the scripts name it
-    assert env.reset()[0] is None
-
-
 FORM = "relative:SET:X,Y or relative:SET:X,Y:DIRECTION is needed"
 
 

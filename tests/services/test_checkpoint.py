@@ -206,24 +206,19 @@ def test_flags_that_are_refused(tmp_path, capsys):
         find(Args(before.run_dir), "run")
     different = {"env_id": "Other-v0", "num_envs": 5, "num_workers": 1, "amsgrad": True}
     for name, value in different.items():
-        for resume in ("auto", folder, f"{folder}/checkpoint_000000000001.ckpt"):
-            with pytest.raises(SystemExit) as error:
-                find(replace(args, resume=resume, **{name: value}), "run")
-            flag = f"--{name.replace('_', '-')} {value}, it was {getattr(args, name)}"
-            assert flag in str(error.value) and "to go on with these" not in str(error.value)
+        with pytest.raises(SystemExit) as error:
+            find(replace(args, resume=folder, **{name: value}), "run")
+        flag = f"--{name.replace('_', '-')} {value}, it was {getattr(args, name)}"
+        assert flag in str(error.value) and "to go on with these" not in str(error.value)
     other = replace(args, run_dir=str(tmp_path / "other"))
     folder = run_of(other, "run", 1, script="ppo_gtrxl")
-    for resume in ("auto", folder):
-        with pytest.raises(SystemExit, match="--script test_checkpoint, it was ppo_gtrxl"):
-            find(replace(other, resume=resume), "run")
+    with pytest.raises(SystemExit, match="--script test_checkpoint, it was ppo_gtrxl"):
+        find(replace(other, resume=folder), "run")
     ranks = Args(str(tmp_path / "ranks"), num_envs=3)
     run_of(ranks, "run", 1, ranks=[None, None])
     find(ranks, "run")
     assert ranks.num_envs == 6
     assert "environments are 1 x 6, they were 2 x 3" in capsys.readouterr().err
-    for name, value in (("learning_rate", 0.9), ("env_id", "B")):
-        with pytest.raises(SystemExit, match=f"--{name.replace('_', '-')} {value}, it was"):
-            find(replace(ranks, num_envs=3, **{name: value}), "run")
 
 
 # ---- The folder of a run ----

@@ -271,26 +271,6 @@ def test_file_comes_back(tmp_path):
         assert np.array_equal(np.concatenate(rows), data[f"values/{leaf.path}"])
 
 
-@pytest.mark.parametrize(
-    "name, dtype",
-    [
-        ("values/g.edge_links", np.int64),  # of older files
-        ("counts/g.nodes", np.uint64),
-        ("actions", np.float64),
-    ],
-)
-def test_other_sizes_of_numbers(name, dtype, tmp_path):
-    """They are read as those that the script has. Demonstrations of larger environments are read
-    where the rows are what is chosen from."""
-    data, envs = recorded(), envs_with(ALL, spaces.Discrete(2))
-    flat, actions = load(file_of(tmp_path, data | {name: data[name].astype(dtype)}), envs)
-    for leaf, values in zip(envs.leaves, flat.values):
-        expected = data[f"values/{leaf.path}"]
-        assert np.array_equal(values, expected) and values.numpy().dtype == leaf.dtype
-    assert all(num.dtype == np.int64 for num in flat.counts.values())
-    assert np.array_equal(actions, data["actions"]) and actions.dtype == torch.float32
-
-
 def test_file_that_cannot_be_written(tmp_path):
     """An error, and what was there before stays."""
     with pytest.raises(SystemExit, match="cannot write .*missing.*Errno"):

@@ -36,7 +36,7 @@ class Count(SmallEnv):
         num = self.np_random.integers(1, 10)
         self.right = self.np_random.integers(num)
         mask = (np.arange(num) == self.right).astype(np.int8)
-        return {"items": mask[:, None].astype(np.float32), "action_mask": mask}
+        return {"items": mask.astype(np.float32), "action_mask": mask}
 
     def reward(self, action):
         if self.t == self.fails_at:

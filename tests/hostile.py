@@ -161,6 +161,9 @@ class Hostile(gym.Env):
             own = value(self) if isinstance(value, types.FunctionType) else value
             setattr(self, f"{space}_space", own)
 
+    def __setstate__(self, state):
+        vars(self).update(state, pid=None)  # a copy notes nothing
+
     def do(self, moment):
         if moment in TRIES[self.name].hooks:
             return TRIES[self.name].hooks[moment](self)

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_map_only
 
 from cleanrl_graph.envs.fitting import say
-from cleanrl_graph.services.check import close, kept_latest, plain
+from cleanrl_graph.services.check import close, kept_latest, plain, put_back, settings
 from cleanrl_graph.services.workers import joined
 
 FORMAT = "cleanrl_graph-checkpoint-5"
@@ -307,12 +307,15 @@ class Twin(gym.Wrapper):
         """What the environment returns, after its copy has made the same call."""
         its_args, its_kwargs = copy.deepcopy((args, kwargs))  # an environment may write to them
         before = random_state()
+        mode = settings()  # an environment may set a device, on which no random state is read
         results = getattr(self.env, method)(*args, **kwargs)
+        put_back(mode)
         expected = compared(results)
         with kept_random_state():
             set_random_state(before)
             call = lambda: compared(getattr(self._copy, method)(*its_args, **its_kwargs))
             found = self._tried(method, call)
+            put_back(mode)
         if not self._problem:
             differ = [name for name, a, b in zip(COMPARED, found, expected) if a != b]
             if differ:

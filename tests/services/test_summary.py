@@ -162,7 +162,8 @@ def test_rows_beside_a_fixed_list(observation, warning, tmp_path):
 @pytest.mark.parametrize("sizes, is_said", [((50, 50), False), ((51, 2), True)])
 def test_several_short_lists_beside_rows(sizes, is_said, tmp_path, monkeypatch):
     """They are usual. One of more than 50 options may be meant as a choice of a row."""
-    monkeypatch.setitem(helpers.ACTIONS, "own", spaces.MultiDiscrete(sizes))
+    action = spaces.Tuple([spaces.Discrete(n) for n in sizes])
+    monkeypatch.setitem(helpers.ACTIONS, "own", action)
     flags = dict(env_id=RANDOM, env_kwargs={"observation": "set", "action": "own"})
     lines = said(tmp_path / "a", **flags)
     assert any("the action is one of a fixed list" in line for line in lines) == is_said

@@ -3,7 +3,6 @@ which value, what to do; what only looks wrong simply works. The cases are those
 what tries.py does with them has its test here."""
 
 import copy
-import importlib.metadata
 import re
 import textwrap
 from functools import partial
@@ -338,39 +337,26 @@ MODULES = {
     "quiet": "def register(): pass",
     "loud": "gymnasium.register('Loud-v0', entry_point='elsewhere:Loud')",
 }
-QUIET = r"\(quiet_module was imported and registered nothing: call its register function"
+QUIET = r"\(quiet_module was imported: does it register this id\?\)"
 
 
 def test_ids_of_modules(tmp_path, monkeypatch, notes):
-    """A module's register function is called; one without, or of a like name, is named."""
+    """A module's register function is called; without one the module is named."""
     files = {f"{name}_module.py": f"import gymnasium\n{text}" for name, text in MODULES.items()}
-    files |= {
-        "grids/levels.py": "register(id='Toddler-Walk-v0')",
-        "grids-1.0.dist-info/METADATA": "Name: grids\nVersion: 1.0\nRequires-Dist: gymnasium>=1",
-        "grids-1.0.dist-info/RECORD": "grids/levels.py,,",
-    }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     run(tmp_path / "runs", env_id="shy_module:Shy-v0")
     assert "called shy_module.register_envs(), which registers ids" in fitting.SAID.lines
-    packages = {"minigrid": ["Minigrid"], "ale_py": ["ale-py"], "mo_gymnasium": ["mo-gymnasium"]}
-    packages |= {"grids": ["grids"]}
-    monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: packages)
     other = r"\(or module:Name-v0\)"
-    imported = r"\(not imported\? --env-id {}\)"
     for k, (env_id, sentence) in enumerate(
         [
             ("old_module:Older-v1", f"{other}: RuntimeError: old"),
             ("quiet_module:Quiet-v0", QUIET),  # imported now
             ("quiet_module:Quiet-v0", QUIET),  # and before
-            ("loud_module:Lood-v0", other),
-            ("MiniGridder-Empty-v0", imported.format("minigrid:MiniGridder-Empty-v0")),
-            ("ALE/Nothing-v5", imported.format("ale_py:ALE/Nothing-v5")),
-            ("Gymnasium-v0", other),
-            ("Toddler-Walk-v0", imported.format("grids:Toddler-Walk-v0")),
-            ("Toddler-Run-v0", other),
+            ("loud_module:Lood-v0", r"\(loud_module was imported: does it register this id\?\)"),
+            ("ALE/Nothing-v5", other),
         ]
     ):
         fails(sentence, tmp_path / f"{k}", env_id=env_id)

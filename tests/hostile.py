@@ -347,16 +347,11 @@ MASKED = with_mask(MultiBinary(3))
 ROWS_MASKED = spaces.Dict(g=GRAPH, action_mask=MASK_OF_ROWS)
 two = spaces.Dict(a=PAIR, b=vector(2))
 deep = spaces.Dict(a=spaces.Tuple((THREE, PAIR)))
-OwnDict = type("OwnDict", (spaces.Dict,), {})
-OwnBox = type("OwnBox", (spaces.Box,), {})
 
 # Numbers
-for kind in (np.float64, ">f4"):
-    fine(f"as {np.dtype(kind)}", PAIR, lambda env, kind=kind: counted(env).astype(kind))
 fine("list", PAIR, [0.25, 1])
 fine("tensor", PAIR, lambda env: tensor([0.5, env.t]))
 fine("exact integers", whole(np.int64), np.array([2**62 + 1, -(2**62) - 1]))
-fine("100,000 numbers", vector(100_000))
 is_read = r"leaf '\w+': shape \(.*\) is read as \(.*\), which is declared\n"
 fine("row of a row", vector(3), np.arange(3.0)[None], says=is_read)
 wrong("no observation", PAIR, lambda env: None, "obs", "dtype object")
@@ -366,7 +361,6 @@ wrong("300 as uint8", whole(np.uint8), np.array([1, 300]), "obs", "value 300")
 wrong("floats where integers are declared", BYTES, np.array([2.0, 1]), "obs", "dtype float64")
 wrong("category further in", deep, {"a": (3, np.zeros(2))}, "a.0", "value 3")
 wrong("matrix transposed", vector(2, 3), np.zeros((3, 2)), "obs", "shape (3, 2)")
-refused("2^40 categories", spaces.Discrete(2**40), "leaf 'obs': ")
 changing = lambda env: vector(random.SystemRandom().randrange(3, 9999))
 refused("space that changes", changing, r"not all entries have the observation space Box\(")
 
@@ -374,7 +368,6 @@ refused("space that changes", changing, r"not all entries have the observation s
 fine("a/b beside a: {b}", spaces.Dict({"a/b": PAIR, "a": spaces.Dict(b=PAIR)}))
 fine("names of attributes", spaces.Dict(forward=PAIR, training=PAIR, weight=THREE, rows=PAIR))
 fine("keys in another order", two, lambda env: OrderedDict(b=np.ones(2), a=counted(env)))
-fine("own classes of spaces", OwnDict(a=OwnBox(-1, 1, (2,)), b=THREE))
 fine("text space", spaces.Text(4), "ab", is_compared=False)
 refused("a.b beside a: {b}", spaces.Dict({"a.b": PAIR, "a": spaces.Dict(b=PAIR)}), "different name")
 refused("only a mask", spaces.Dict(action_mask=MultiBinary(2)), "one must be an input")
@@ -384,7 +377,6 @@ wrong("a key is missing", two, {"a": np.ones(2)}, "b", "KeyError 'b'")
 # Buffers
 fine("one buffer for ever", PAIR, in_buffer(lambda buffer: buffer[0]))
 fine("a view of a buffer", vector(2, 3), in_buffer(lambda buffer: buffer.T))
-fine("nodes in a buffer", GRAPH, in_buffer(lambda buffer: graph(buffer)))
 fine("one buffer of all environments", PAIR, of_all)
 
 # Graphs and sets
@@ -393,7 +385,6 @@ fine("no node", GRAPH, graph(0, empty))
 fine("no edge", EDGES, graph(3, None))
 fine("none and 3,000 nodes in turn", GRAPH, lambda env: graph(3000 * (env.t % 2), empty))
 fine("rows that are none", ROWS, ())
-fine("a set as a list", SET, [[0.5, 1], [2, 3]])
 fine("width 0 in a set", stacked(vector(0)), flags="--norm-obs")
 turned = graph(3, [[0, 1, 2], [2, 0, 1]])
 wrong(
@@ -406,15 +397,13 @@ wrong("a node that is nan", GRAPH, graph(nodes), "obs.nodes", "value nan in row 
 three = graph(edges=np.zeros((3, 1)))
 wrong("edges of another number", EDGES, three, "obs.edges", "3 rows where 'obs.edge_links' has 2")
 wrong("an empty set as ()", SET, (), "obs", "no rows are np.zeros((0, 2), np.float32)")
-wrong("rows of several widths", ROWS, (np.ones(2), np.ones(3)), "obs", "cannot be read: ")
 
 # node_ids
 ids = lambda *values: lambda env: {"g": graph(3), "node_ids": np.array(values)}
 nobody = {"g": graph(0, empty), "node_ids": np.zeros(0, int)}
 some_nodes = lambda env: nobody if env.index else ids(0, 1, 2)(env)
 fine("ids that are new in each step", IDS, lambda env: ids(*(np.arange(3) + 3 * env.t))(env))
-for script in ("ppo_lstm_sparse", "ppo_gtrxl"):
-    fine(f"nodes of one environment alone, {script}", IDS, some_nodes, script=script)
+fine("nodes of one environment alone", IDS, some_nodes, script="ppo_lstm_sparse")
 edged = dict(script="ppo_lstm_sparse", flags="--remember-edges")
 fine("ids at the ends of int64", IDS, ids(2**63 - 1, -(2**63), 0), **edged)
 wrong("ids that are equal", IDS, ids(4, 5, 4), "node_ids", "the id 4 occurs twice")
@@ -429,7 +418,6 @@ fine("mask with a start", MASKED, masked([0, 1, 0]), action=start, **allowed(-3)
 edge = dict(flags="--action-head edges", **allowed(1))
 fine("mask of edges", ROWS_MASKED, rows_masked([0, 1]), **edge)
 wrong("mask too short", MASKED, masked(np.array([1, 1])), "action_mask", "shape (2,)")
-wrong("mask of NaN", MASKED, masked(np.array([np.nan, 0, 1])), "action_mask", "dtype float64")
 as_edges = rows_masked([1, 1])
 wrong("mask as long as the edges", ROWS_MASKED, as_edges, "action_mask", "--action-head edges")
 own = {"g": graph(4, empty), "action_mask": np.ones(4, np.int8)}
@@ -452,7 +440,6 @@ per_node = dict(observation=GRAPH, show=lambda env: graph(1 + env.t % 3, None))
 none_at_times = dict(observation=SET, show=lambda env: np.ones((int(env.t == 2), 2)))
 action("a start below 0", spaces.Discrete(3, start=-7), after=chance(3))
 action("1,200 bits", MultiBinary(1200))
-action("numbers of float16", vector(2, dtype=np.float16))
 action("names that look alike", spaces.Dict({"a.b": THREE, "a": spaces.Dict(b=spaces.Discrete(5))}))
 action("a node", spaces.Dict(node=spaces.Discrete(9)), observation=GRAPH, show=graph(3))
 action("parts per node", spaces.Sequence(spaces.Tuple((THREE, PAIR))), **per_node)
@@ -460,7 +447,6 @@ action("mostly no row", spaces.Sequence(THREE, stack=True), **none_at_times)
 action(
     "mostly no row, framestack", spaces.Sequence(THREE), script="ppo_framestack", **none_at_times
 )
-action("2^40 options", spaces.Discrete(2**40), "options")
 action("nothing to choose", spaces.Tuple(()), "action space .* there is nothing to choose")
 in_dict = spaces.Dict(a=THREE, b=GRAPH)
 action("a graph in a Dict", in_dict, r"leaf 'action.b': Graph\(.*\) is not supported")
@@ -498,17 +484,13 @@ def result(name, expected="trains", change=None, first=None) -> None:
     add("returns", name, expected, change=change, first=first, is_compared=expected == "trains")
 
 
-for number in (np.bool_(1), np.array(2.5), 7):
-    returns(f"reward {number!r}", reward=number)
+returns("reward array", reward=np.array(2.5))
 returns("reward tensor", reward=lambda: tensor(2.0))
-for bad in ("1.5", np.nan, 10**400):
-    returns(f"reward {str(bad)[:9]}", "reward is .*, not a finite number", reward=bad)
+returns("reward nan", "reward is nan, not a finite number", reward=np.nan)
 returns("reward None", "reward is None, not a finite number", reward=lambda: None)
 returns("reward of several", "reward is .*LinearReward", reward=[1.0, 2.0])
-returns("terminated array", terminated=lambda: np.array([False]))
 returns("terminated 'False'", "terminated is 'False'", terminated="False")
 returns("truncated 2", "truncated is 2", truncated=2)
-returns("info None", info=lambda: None)
 returns("info list", r"info is \[3\], not a dict", info=[3])
 returns("info that cannot be pickled", info={"a": lambda: 0, "b": threading.Lock()})
 last = dict(truncated=True, obs=np.array([np.nan, 0]))
@@ -559,10 +541,6 @@ def elsewhere(env):
     os.chdir(f"{FOLDER}/elsewhere")
 
 
-def runs_gone(env):
-    shutil.rmtree(f"{FOLDER}/runs", ignore_errors=True)
-
-
 def inference(env):
     env.mode = sys.modules["torch"].inference_mode()
     env.mode.__enter__()
@@ -589,7 +567,7 @@ WORKERS = "--num-workers 2"
 SOON = "--num-workers 2 --env-timeout 1"
 FAILED = dict(after=left("failed", "-model.pt"))
 exits = lambda env: sys.exit(0)
-for problem in (MemoryError(), OSError(5, "broken"), ValueError("x" * 10**6), NoCopy(1, 2)):
+for problem in (OSError(5, "broken"), ValueError("x" * 10**6), NoCopy(1, 2)):
     said = f"env 1, step 3, step.*: {type(problem).__name__}"
     add("raises", type(problem).__name__, said, hooks=dict(step=raises(problem)), **FAILED)
 add("raises", "SystemExit", "env 1, step 3, step.*: SystemExit", hooks=dict(step=exits), **FAILED)
@@ -602,12 +580,9 @@ process("changes the folder", elsewhere, flags="--save-model", after=together)
 process("forks in a worker", forks, flags=WORKERS)
 closed = dict(at="close", flags="--save-model", after=left("model.pt", "eval.csv"))
 process("close() raises", raises(OSError("stuck")), **closed)
-process("close() exits", exits, **closed)
-process("seeds torch", of_torch(lambda torch: torch.manual_seed(0)))
 off = of_torch(lambda torch: torch.set_grad_enabled(False))
 process("torch makes no gradients", off, at="reset")
 process("inference mode", inference, r"leaves torch.inference_mode\(\) open")
-process("the runs are gone", runs_gone, "No such file .*/runs/")
 process("SIGTERM", kill(signal.SIGTERM), "exit code 143.*SIGTERM: stops after")
 said = "env 0, step 0, reset.*'the licence'"
 saved = dict(at="reset", flags="--save-model", after=left("model.pt"))
@@ -682,7 +657,6 @@ files("a full disk at the start", said, full(1000), **never)
 unsaved = dict(hooks=dict(reset=when_played(exits)), after=left("-model.pt", "-*.tmp"))
 wide = "--hidden-dims 512 512 --save-model"
 files("a full disk at the model", "cannot write .*model.pt", full(70_000), wide, **unsaved)
-files("a folder that nobody can write", said, flags="--run-dir /proc/nope", **never)
 
 
 # ---- Flags ----
@@ -697,13 +671,10 @@ for flags, said in {
     "--num-envs 0": "--num-envs 0: a number from 1",
     "--learning-rate nan": "--learning-rate nan: a number from 0",
     "--gamma 1.5": "--gamma 1.5: a number from 0 to 1",
-    "--seed -1": "--seed -1: a number from 0",
     "--num-minibatches 1000": "--num-minibatches 1000 exceeds the 16 steps of a rollout",
     "--total-timesteps 10": "--total-timesteps 10 is less than a rollout of 16 steps",
     "--gnn nope": "exit code 2.*--gnn",
-    "--nope 3": "exit code 2.*nope",
     "--action-head nope": "--action-head nope needs",
-    "--eval-suite nope": "--eval-suite nope: hostile:Hostile-v0 has the suites",
     "--wrap nope": "--wrap nope: there is no such wrapper",
     "--env-id Nope-v0": "--env-id Nope-v0 .*`Nope` doesn't exist",
     "--env-id nowhere:Nope-v0": "--env-id nowhere:Nope-v0 .*No module named 'nowhere'",
@@ -716,11 +687,9 @@ flag("--learning-rate 1e30", diverges, hooks={}, **FAILED)
 for script, flags in {
     "ppo_framestack": "--obs-shifts=abc",
     "ppo_gtrxl": "--memory-length -1",
-    "ppo_lstm_sparse": "--lstm-dim 0",
     "ppo_graph_aux": "--aux-coef nan",
     "ppo_graph_async": "--max-lag -1",
 }.items():
     flag(flags, flags.replace("=", " ").split()[0], script=script)
 for flags in ("--learning-rate 0", "--num-steps 1 --num-minibatches 1", "--total-timesteps 0"):
     flag(flags)
-flag("--num-workers 5")  # more than environments

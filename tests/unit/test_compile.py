@@ -10,14 +10,10 @@ from helpers import (
     OBSERVATIONS,
     SmallEnv,
     UsageErrors,
-    graph_space,
     logged,
     mismatch,
     run,
     same_weights,
-    sample,
-    small_args,
-    stored,
     vector,
     weights,
 )
@@ -26,7 +22,6 @@ from processes import begun_earlier, folder_of, train, train_ranks
 from cleanrl_graph import ppo_graph
 from cleanrl_graph import ppo_graph_compile as script
 
-CPU = torch.device("cpu")
 NONE = {"compile_mode": "none"}
 
 
@@ -39,88 +34,29 @@ TASKS = {  # of every kind of head, with leaves that are empty now and then
     "vector": task("CartPole-v1", clip_coef=0.01, learning_rate=1e-2),
     "graph": POISSON,
     "nodes": task(env_kwargs={"observation": "graph", "head": "nodes"}, norm_obs=True),
+    "pair": task("envs:PairNodes-v0", autoregressive=True, gnn="gatv2"),
     "avail_actions": task(env_kwargs={"observation": "set_of_dict", "head": "avail_actions"}),
     "mixed": task(env_kwargs={"observation": "mixed", "action": "mixed"}, norm_obs=True),
     "context": POISSON | dict(graph_context=True, total_timesteps=24),
+    "set_layers": task("envs:NearestToMarked-v0", set_layers=1),
     "job_shop": task("envs:JobShop-v0", {"jobs": [2, 4], "machines": 3}, num_minibatches=5),
 }
 
 
 # ---- Buckets ----
-def on_host(storage):
-    """All that a storage holds, as it came from environments."""
-    values, counts = storage.whole()
-    return script.Flat([rows.numpy() for rows in values], counts)
-
-
-def test_spare_rows():
-    """At most 1/8 of a batch; one where there are fewer than 7 rows, two where there is none."""
-    storage = script.BucketStorage(script.leaves_of(OBSERVATIONS["graph"]), CPU)
+def test_bucket():
+    """8 sizes per octave, never less than what came in, and spare rows are at most 1/8 of a batch
+    with 7 rows or more."""
+    sizes = [script.bucket(num) for num in range(5000)]
+    assert sizes[:20] == [*range(17), 18, 18, 20]
+    assert all(num <= size < num * 1.125 for num, size in enumerate(sizes) if num)
+    storage = script.BucketStorage(script.leaves_of(OBSERVATIONS["graph"]), torch.device("cpu"))
     spare = np.array([storage.num_spare("obs.nodes", num) for num in range(5000)])
     assert spare[:7].tolist() == [2, 1, 1, 1, 1, 1, 1]
     assert (spare[7:] >= 1).all() and (spare / (np.arange(5000) + spare))[7:].max() == 1 / 8
 
 
-def test_bucket():
-    """8 sizes per octave, never less than what came in and less than an eighth more."""
-    sizes = [script.bucket(num) for num in range(5000)]
-    assert sizes[:20] == [*range(17), 18, 18, 20]
-    assert all(num <= size < num * 1.125 for num, size in enumerate(sizes) if num)
-    assert all(script.bucket(size) == size for size in sizes)
-    for k in range(3, 12):
-        assert len({size for size in sizes if 2**k < size <= 2 ** (k + 1)}) == 8
-
-
 # ---- The same results ----
-def losses(space, observations, action_space, **flags):
-    """(loss, logs, gradients) of the same rollout, of the batch as it is and of the filled one."""
-    storage, leaves = stored(space, [observations], action_space=action_space)
-    args = small_args(script, autoregressive=True, **NONE | flags)
-    agent, obs = script.Agent(leaves, action_space, args), storage.batch(storage.whole())
-    with torch.no_grad():
-        action, log_prob, entropy, value = agent(obs)
-    noise = torch.randn(4, len(value))
-    rollout = torch.stack([log_prob + 0.1 * noise[0], value + noise[1], noise[2], noise[3]], 1)
-    memory = script.Memory(agent, leaves, len(observations), args)
-    memory.begin()
-    memory.storage.append(on_host(storage))
-    memory.actions.append(action)
-    ((idx, filled),) = memory.minibatches(np.random.default_rng(0), 1)
-    for of_rollout, inputs in ((rollout, (obs, action)), (rollout[idx], filled)):
-        agent.zero_grad()
-        loss, logs = script.ppo_loss(agent, args, *inputs, of_rollout, torch.tensor([0.15, 0.4]))
-        loss.backward()
-        yield loss.detach(), logs, {name: p.grad for name, p in agent.named_parameters()}
-
-
-def assert_same_losses(*args, **flags):
-    (one, logs, grads), (two, other, others) = losses(*args, **flags)
-    torch.testing.assert_close(one, two, atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(logs, other, atol=1e-6, rtol=1e-4)
-    torch.testing.assert_close(grads, others, atol=1e-6, rtol=1e-4)
-
-
-@pytest.mark.parametrize("kind", ["vector", "graph_edges", "set_of_dict", "mixed"])
-def test_spare_rows_change_nothing(kind):
-    """Loss and gradients are those of the batch as it is; context sees no spare row."""
-    rng, space = np.random.default_rng(0), OBSERVATIONS[kind]
-    observations = [sample(space, rng, lambda rng: rng.choice([0, 1, 5, 40])) for _ in range(7)]
-    action_space = spaces.Dict(a=spaces.Discrete(3), b=vector(2), c=spaces.MultiBinary(2))
-    assert_same_losses(space, observations, action_space, set_layers=1, graph_context=True)
-
-
-@pytest.mark.parametrize("gnn", ["gine", "gin", "gatv2", "transformer", "sage"])
-def test_spare_rows_change_no_choice(gnn):
-    """The same where actions choose nodes, under masks, and for all layers."""
-    rng, observations = np.random.default_rng(1), []
-    masks = spaces.Sequence(spaces.Box(0, 1, (2,), np.int8), stack=True)
-    space = spaces.Dict(g=graph_space(vector(1), 2), action_mask=masks)
-    for n in (1, 6, 2, 17):
-        observations.append(sample(space, rng, lambda rng: n))
-        observations[-1]["action_mask"][rng.integers(n)] = 1
-    assert_same_losses(space, observations, spaces.Tuple([spaces.Discrete(99)] * 2), gnn=gnn)
-
-
 def greedy(monkeypatch):
     """The most probable actions, so that other random numbers make the same rollouts."""
     for kind in (ppo_graph.Categorical, script.Categorical):

@@ -396,50 +396,20 @@ def test_a_width_that_heads_cannot_share():
         ppo_gtrxl.GTrXL(small_args(dim=10, num_heads=4))
 
 
-def test_past_actions_are_small_at_first():
-    """Their weights are a tenth of the observation's: they do not drown it."""
-    args = small_args(env_id="Random-v0", prev_reward=True)
-    env = ppo_gtrxl.make_env(args)
-    agent = ppo_gtrxl.Agent(ppo_gtrxl.Envs([lambda: env]).leaves, env.action_space, args)
-    seen, past = agent.token.weight.split([agent.encoder.dim, agent.action_dim + 1], 1)
-    assert 0.05 < past.std() / seen.std() < 0.2
-
-
-def encoder_of(**kwargs):
-    """(args, agent, an observation, a function (previous, age) -> what encode makes of it)."""
-    args = small_args(env_id="Random-v0", **kwargs)
-    envs = ppo_gtrxl.Envs([lambda: ppo_gtrxl.make_env(args)])
-    agent = ppo_gtrxl.Agent(envs.leaves, envs.action_space, args)
-    memory = Memory(agent, envs.leaves, 1, args)
-    obs = memory.storage.append(envs.reset(0).obs)
-    kv = [torch.zeros(2, 1, args.num_heads, 0, args.dim // args.num_heads)] * args.num_layers
-
-    def encode(previous, age):
-        with torch.no_grad():
-            return agent.encode(obs, torch.tensor([[age]]), previous, kv)
-
-    return args, agent, obs, encode
-
-
+@torch.no_grad()
 def test_what_actor_and_critic_see():
     """The encoded observation, the stream, what attention found, and the age."""
-    args, agent, obs, encode = encoder_of(memory_length=0)
+    args = small_args(env_id="Random-v0", memory_length=0)
+    envs = ppo_gtrxl.Envs([lambda: ppo_gtrxl.make_env(args)])
+    agent = ppo_gtrxl.Agent(envs.leaves, envs.action_space, args)
+    obs = Memory(agent, envs.leaves, 1, args).storage.append(envs.reset(0).obs)
+    kv = [torch.zeros(2, 1, args.num_heads, 0, args.dim // args.num_heads)] * args.num_layers
     previous = torch.zeros(1, agent.action_dim)
-    seen = []
-    for age in (3, 9):
-        seen.append(encode(previous, age)[0])
+    a, b = (agent.encode(obs, torch.tensor([[age]]), previous, kv)[0] for age in (3, 9))
+    for age, seen in ((3, a), (9, b)):
         expected = encodings(torch.tensor([age]), args.dim).float()
-        torch.testing.assert_close(seen[-1][:, -args.dim :], expected)
-    a, b = seen
+        torch.testing.assert_close(seen[:, -args.dim :], expected)
     assert torch.equal(a[:, : agent.encoder.dim], agent.encoder(obs)[0])
     assert torch.equal(a[:, : -args.dim], b[:, : -args.dim]) and not torch.equal(a, b)
     found = a[:, -2 * args.dim : -args.dim]
     assert a.shape[1] == agent.encoder.dim + 3 * args.dim and found.abs().max() > 0
-
-
-def test_an_outcome_is_joined_with_its_action():
-    """A token is no sum of what its inputs add: means of sums say nothing of products."""
-    _, agent, _, encode = encoder_of()
-    one, other = 10 * torch.randn(2, 1, agent.action_dim)
-    both, none, one, other = (encode(x, 5)[2][0] for x in (one + other, 0 * one, one, other))
-    assert (both + none - one - other).abs().max() > 1e-3

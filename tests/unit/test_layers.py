@@ -8,8 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
-from helpers import graph_space, sample, small_args, stored, vector
+from helpers import small_args
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -17,7 +16,7 @@ from torch_geometric import nn as pyg
 from torch_geometric.utils import segment
 
 from cleanrl_graph import ppo_graph
-from cleanrl_graph.services import layers, process
+from cleanrl_graph.services import layers
 
 DIM = 5
 
@@ -90,38 +89,6 @@ def test_equals_pyg(kind, batch, chunk, seed):
     expected = results(conv, x, edge_index, edge_attr, weight)
     found = results(fast, x, edge_index, edge_attr, weight)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
-
-
-SPACES = {
-    "features": graph_space(vector(3), 4),
-    "embedded": graph_space(spaces.Discrete(100), 4),
-}
-
-
-@pytest.mark.parametrize("kind", SPACES)
-@pytest.mark.parametrize("gnn", ["gine", "gin"])
-def test_a_script_alone_computes_the_same(kind, gnn, calls):
-    """Weights, features and gradients do not depend on the services."""
-    rng = np.random.default_rng(0)
-    storage, leaves = stored(SPACES[kind], [[sample(SPACES[kind], rng) for _ in range(12)]])
-    obs = storage.gather(rng.permutation(12))[0]
-
-    def computed(is_served):
-        torch.manual_seed(0)
-        encoder = ppo_graph.Encoder(leaves, small_args(gnn=gnn))
-        if is_served:
-            process.accelerate(encoder)
-        features, elements = encoder(obs)
-        (features.sum() + sum(rows.values.square().sum() for rows in elements.values())).backward()
-        grads = [param.grad for param in encoder.parameters() if param.grad is not None]
-        weights = list(encoder.state_dict().values())
-        return [features, *(rows.values for rows in elements.values()), *grads, *weights]
-
-    alone = computed(False)
-    assert not calls
-    served = computed(True)
-    assert len(calls) == small_args().gnn_layers
-    torch.testing.assert_close(served, alone, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("gnn", ["gine", "gin"])

@@ -633,10 +633,6 @@ def full(size: int) -> Callable:
     return lambda go: resource.setrlimit(resource.RLIMIT_FSIZE, (size, -1))
 
 
-def to_full_device():
-    (newest("checkpoint*").parent / "unfinished.tmp").symlink_to("/dev/full")
-
-
 never = dict(hooks=dict(step=raises(KeyError("a step was made"))))
 AUTO = "--resume auto --checkpoint-every 1 --total-timesteps 96"
 cut = after_run(damaged("/model.pt", lambda data: data[:1000]))
@@ -651,12 +647,8 @@ files("a checkpoint with another bit", before=after_run(damaged("*.ckpt", flippe
 said = "the network of the checkpoint is not that of the flags"
 other = "--resume checkpoint_1.ckpt --hidden-dims 5"
 files("a checkpoint of another network", said, after_run(), other)
-files("a full disk", "cannot write .*No space left", after_run(to_full_device), AUTO)
 said = "cannot write to the folder of the run"
 files("a full disk at the start", said, full(1000), **never)
-unsaved = dict(hooks=dict(reset=when_played(exits)), after=left("-model.pt", "-*.tmp"))
-wide = "--hidden-dims 512 512 --save-model"
-files("a full disk at the model", "cannot write .*model.pt", full(70_000), wide, **unsaved)
 
 
 # ---- Flags ----

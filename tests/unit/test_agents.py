@@ -27,7 +27,6 @@ from processes import begun_earlier, folder_of, train, train_ranks
 
 from cleanrl_graph import ppo_graph_agents as script
 from cleanrl_graph.envs import crowd
-from cleanrl_graph.services import load_policy
 
 CPU = torch.device("cpu")
 FLAGS = dict(num_envs=3, num_steps=16, num_minibatches=2, update_epochs=2, total_timesteps=96)
@@ -427,18 +426,6 @@ def test_resume(tmp_path):
     begun_earlier(tmp_path / "b")
     train(tmp_path / "b", "ppo_graph_agents", resume="auto", **flags)
     assert same_weights(whole, folder_of(tmp_path / "b"))
-
-
-def test_a_trained_policy(tmp_path):
-    """load_policy has an action for each agent."""
-    result = run(tmp_path, script, env_id="Herd-v0", save_model=True, **FLAGS)
-    policy = load_policy(result.folder / "model.pt")
-    env = Herd()
-    obs, _ = env.reset(seed=3)
-    for _ in range(5):
-        action = policy(obs)
-        assert len(action) == len(obs["set"])
-        obs, *_ = env.step(np.array(action))
 
 
 def test_crowd():

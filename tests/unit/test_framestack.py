@@ -36,23 +36,15 @@ def train(run_dir, **flags):
 
 
 @pytest.mark.parametrize(
-    "text, newest, shifts",
-    [
-        ("-15:0", 0, list(range(-15, 1))),
-        ("-8,-4,-1,0", 0, [-8, -4, -1, 0]),
-        ("0", 0, [0]),
-        ("-1", -1, [-1]),
-        ("", -1, []),
-        ("-3:-1", -1, [-3, -2, -1]),
-        ("-1,-5,-1", -1, [-5, -1]),
-    ],
+    "text, shifts",
+    [("-3:0", [-3, -2, -1, 0]), ("-8,-4,0", [-8, -4, 0]), ("", []), ("-1,-5,-1", [-5, -1])],
 )
-def test_shifts(text, newest, shifts):
+def test_shifts(text, shifts):
     """Ranges with both ends, lists, none."""
-    assert script.parse_shifts(text, newest, "--x").tolist() == shifts
+    assert script.parse_shifts(text, 0, "--x").tolist() == shifts
 
 
-@pytest.mark.parametrize("text", "0 1 -3:1 0:-3 a 1.5 -3: ,".split())
+@pytest.mark.parametrize("text", "0 1 -3:1 0:-3 a -3:".split())
 def test_wrong_shifts(text):
     """A view on the future, an empty range, no shifts at all: an error quotes the text."""
     with pytest.raises(script.UsageError, match="--obs-shifts '" + text):

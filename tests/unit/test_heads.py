@@ -26,7 +26,6 @@ def rows_of(num):
 CHAIN = {"autoregressive": True}
 NODES = {"g": graph_space(vector(2))}
 ROBOTS = {"robots": Sequence(vector(2), stack=True), "tasks": Sequence(vector(3), stack=True)}
-SET = {"s": Sequence(vector(2), stack=True)}
 AVAILABLE = {"avail_actions": Sequence(vector(2), stack=False)}
 NESTED = Dict(a=Tuple((D(2), MD([2, 3]))), b=MB(2))
 ANY = D(50)
@@ -141,7 +140,6 @@ SPEED = Dict(robots=Sequence(D(2)), speed=D(3))
 HEAD = {head: {"action_head": head} for head in ("nodes", "edges", "robots")}
 CASES = {
     "discrete": Case(D(5, start=3)),
-    "discrete masked": Case(D(5), {}, {}, *options(5)),
     "multidiscrete": Case(MD([3, 2, 4])),
     "multidiscrete masked": Case(MD([3, 2, 4]), {}, {}, *options(3, 2, 4)),
     "multidiscrete masked 2d": Case(MD([3, 3]), {}, {}, *options(3, 3, shape=(2, 3))),
@@ -151,7 +149,6 @@ CASES = {
     "nested chain masked": Case(NESTED, {}, CHAIN, *options(2, 2, 3)),
     "node": Case(ANY, NODES, HEAD["nodes"]),
     "node masked": Case(ANY, NODES, {}, *choice()),
-    "element": Case(ANY, SET, {}, *choice()),
     "avail_actions masked": Case(ANY, NODES | AVAILABLE, {}, *choice(second=True)),
     "two nodes": Case(PAIR, NODES, {}, *choice(2)),
     "two nodes chain": Case(PAIR, NODES, CHAIN, *choice(2)),
@@ -211,17 +208,6 @@ CASES = {
     "two entries a bit": Case(
         MB(3), {}, {}, MB((3, 2)), lambda b, n, m: b(3, 2), lambda m, a: m[range(3), a["0"]].all()
     ),
-    "one entry a bit": Case(
-        MB(3), {}, {}, MB(3), lambda b, n, m: bits(1, 0, n % 2), lambda m, a: (m >= a["0"]).all()
-    ),
-    "bits beside options": Case(
-        Tuple((D(2), MB(2))),
-        {},
-        {},
-        MB(4),
-        lambda b, n, m: np.append(b(1, 2)[0], bits(n % 2, 0)),
-        lambda mask, a: mask[a["0"]] and (mask[2:] >= a["1"]).all(),
-    ),
     "bits of each row": Case(
         Sequence(MB(2)),
         NODES,
@@ -229,14 +215,6 @@ CASES = {
         rows_of(4),
         lambda b, n, m: b(2 * n, 2).reshape(n, 4),
         lambda mask, a: all(own[0 + x] and own[2 + y] for own, (x, y) in zip(mask, a["0"])),
-    ),
-    "one entry a bit of each row": Case(
-        Sequence(MB(2)),
-        NODES,
-        {},
-        rows_of(2),
-        lambda b, n, m: bits(*range(2 * n)).reshape(n, 2) % 3 % 2,
-        lambda mask, a: all((own >= bits).all() for own, bits in zip(mask, a["0"])),
     ),
     "a task for each robot": Case(
         TASK,
@@ -258,17 +236,6 @@ CASES = {
         ),
     ),
     "another robot": Case(Sequence(Dict(robots=ANY)), ROBOTS, CHAIN | HEAD["robots"]),
-    "for all and for each": Case(
-        SPEED,
-        ROBOTS,
-        {},
-        Dict(robots=rows_of(2), speed=MB(3)),
-        lambda b, n, m: {"robots": b(n, 2), "speed": b(1, 3)[0]},
-        lambda mask, a: (
-            mask["speed"][a["speed"]]
-            and all(mask["robots"][r, x] for r, x in enumerate(a["robots"]))
-        ),
-    ),
     "for each given that for all": Case(
         SPEED,
         ROBOTS,
@@ -465,7 +432,7 @@ def test_each_agent_chooses_a_row():
         sums = [part.sum().item() for part in own.split(ptr.diff().tolist())]
         assert total.tolist() == pytest.approx(sums, abs=1e-6)
     with pytest.raises(ValueError, match="action space Dict.*: a Sequence is needed"):
-        setup(CASES["for all and for each"], script=ppo_graph_agents)
+        setup(CASES["for each given that for all"], script=ppo_graph_agents)
 
 
 def score_of_row(agent, k, latent, row):

@@ -144,28 +144,6 @@ def docs_of(name):
     return {field: " ".join(doc.value.value.split()) for field, doc in fields}
 
 
-def imported(text):
-    """The names of all that a text imports, and the modules that it imports from."""
-    found = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            found |= {alias.name for alias in node.names}
-        if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, ast.unparse(node)
-            found.add(node.module)
-    return found
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_no_script_needs_another_file(name):
-    """Above its last lines it imports nothing of the project, and reads no flag of the services."""
-    body, _ = source(name).split('if __name__ == "__main__":')
-    local = {path.stem for path in FOLDER.iterdir()} | {"benchmark", "tests", "cleanrl_graph"}
-    assert not {found.split(".")[0] for found in imported(body)} & local
-    flags = {field.name for field in dataclasses.fields(arguments.DemoFlags)}
-    assert not read_fields(FOLDER / f"{name}.py") & flags
-
-
 @pytest.mark.parametrize("name", [*SCRIPTS, "ppo_graph_mini"])
 def test_runs_alone(name, tmp_path, monkeypatch):
     """Copied into an empty folder, where there is no package, a script trains, plays and leaves its

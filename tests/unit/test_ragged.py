@@ -333,24 +333,6 @@ def test_declared_maximum_costs_nothing(tmp_path):
 
 
 # ---- Spaces ----
-TEXT = spaces.Text(5)
-
-
-@pytest.mark.parametrize(
-    "space, leaf, name",
-    [
-        (Dict(a=Tuple((vector(2), TEXT))), "a.1", "Text"),
-        (Dict(many=Sequence(graph_space())), "many", "Graph"),
-        (spaces.Graph(TEXT, None), "obs.nodes", "Text"),
-    ],
-)
-def test_unsupported_space_is_named(space, leaf, name):
-    """A space without a rule is an error with the space's name and the leaf's path."""
-    with pytest.raises(ppo_graph.UsageError, match="is not supported") as error:
-        ppo_graph.leaves_of(space)
-    assert str(error.value).startswith(f"leaf '{leaf}': {name}(")
-
-
 def test_groups_of_leaves():
     """Leaves with equally many rows share a group; masks and ids are of their own."""
     ids = Sequence(Box(0, 9, (), np.int64), stack=True)

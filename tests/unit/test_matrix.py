@@ -1,6 +1,6 @@
 """Every script x observation x action: before the first step of an update the probability ratio is
-1, actions are legal, every weight learns; and each episode is valued as it is alone. This is where
-collection and training are compared; other tests need not."""
+1, actions are legal, every weight learns; and each episode is valued as it is alone. Collection and
+training are compared here; test_actions.py adds the actions that only its tasks have."""
 
 import contextlib
 import importlib

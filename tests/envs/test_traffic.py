@@ -1,4 +1,5 @@
-"""TrafficLights-v0: maps, observations, actions, rewards, delays, traffic, processes, rules."""
+"""TrafficLights-v0: what lights see and show, rewards and delays by counts of their own, trips of a
+demand and a shift, seeds, and a process of SUMO that ends with its environment."""
 
 import importlib.util
 import os
@@ -29,7 +30,7 @@ from cleanrl_graph.envs.traffic import (
 MISSING = [name for name in ("libsumo", "sumo_rl") if importlib.util.find_spec(name) is None]
 NEEDED = f"needs {MISSING}: pip install -r benchmark/traffic/requirements.txt"
 needs_sumo = pytest.mark.skipif(bool(MISSING), reason=NEEDED)
-ignore_scalar_warning = pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
+pytestmark = pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
 
 
 @pytest.fixture
@@ -127,7 +128,6 @@ def test_suites():
 
 # ---- Observations and actions ----
 @needs_sumo
-@ignore_scalar_warning
 @pytest.mark.parametrize("name", MAPS)
 def test_maps(make, name):
     """Observations are in the space, roads in both directions, each light has a lane."""
@@ -156,16 +156,9 @@ def test_maps(make, name):
     assert env.observation_space.contains(observation) and not terminated and not truncated
     assert info["rewards"].shape == (num,) and "eval" not in info
     assert env.step(action)[3]
-
-
-@needs_sumo
-def test_grid_roads(make):
-    """A 4 x 4 grid has 24 roads, each 300 m or so between its lights, in each direction."""
-    env = make(map="grid4x4")
-    graph = env.reset(seed=0)[0]["graph"]
-    assert len(graph.edges) == 2 * 48 and len(np.unique(graph.edge_links, axis=0)) == 48
-    assert np.allclose(graph.edges[:, 1], 0.27, atol=0.03)
-    assert set(np.bincount(graph.edge_links[:, 0])) == {4, 6, 8}
+    if name == "grid4x4":  # has 24 roads of 300 m or so between its lights, in each direction
+        assert len(np.unique(graph.edge_links, axis=0)) == half == 48
+        assert np.allclose(graph.edges[:, 1], 0.27, atol=0.03)
 
 
 @needs_sumo
@@ -261,51 +254,14 @@ def test_red(make):
 
 
 @needs_sumo
-def test_lanes(make):
-    """Those up to 500 m before a light hold those up to 100 m, and vehicles that are not there. A
-    phase for left turns from a lane that is also that of vehicles that go on counts a vehicle less
-    than the phase for both."""
-    env = make(map="cologne8", seconds=300)
-    observation, _ = env.reset(seed=0)
-    lights = env.lights
-    light = lights.names.index("26110729")
-    both, left = lights.lanes_in[8 * light + 2 : 8 * light + 4]
-    assert ((both > 0) == (left > 0)).all() and both.max() == 1 and left.max() < 1
-    assert (lights.lanes_far <= 1).all() and (lights.upstream >= lights.own_in).all()
-    assert ((lights.lanes_far > 0) >= (lights.lanes_in > 0)).all()
-    rng = np.random.default_rng(0)
-    farther = 0.0
-    for _ in range(50):
-        near = phase_column(observation, "vehicles_in")
-        farther += (phase_column(observation, "far_in") - near).sum()
-        observation = env.step(traffic.random(observation, rng))[0]
-    assert farther > 0
-
-
-@needs_sumo
-def test_programs(make):
-    """With None the lights follow their programs, also after actions."""
-    env = make()
-    env.reset(seed=0)
-    seen = []
-    for k in range(30):
-        env.step(np.zeros(3, int) if 10 <= k < 15 else None)
-        states = env.sumo.call("states")
-        assert 10 <= k < 15 or env.states == states
-        seen.append(states)
-    assert all(len(set(own)) > 2 for own in zip(*seen[15:]))
-
-
-@needs_sumo
 def test_wrong_actions(make):
     """They are sentences, after which no light is taken to show another state."""
     env = make(choose="phases")
     with pytest.raises(ValueError, match="call reset"):
         env.step([0, 0, 0])
     env.reset(seed=0)
-    for wrong in ([0, 0], [0, 0, 8], [0.0, 0.0, 1.0]):
-        with pytest.raises(ValueError, match="3 numbers from 0 to 7"):
-            env.step(wrong)
+    with pytest.raises(ValueError, match="3 numbers from 0 to 7"):
+        env.step([0, 0, 8])
     with pytest.raises(ValueError, match="Light 1 has no action 7"):
         env.step([1, 7, 0])
     before = env.sumo.call("states")
@@ -381,13 +337,6 @@ print(total / len(names), len(arrived), len(names - arrived))
 
 
 @needs_sumo
-def test_all_trips_count(make):
-    """All that were due, whether they could enter the map or not, and none that were not."""
-    env = make(map="grid4x4", seconds=200)
-    assert num_trips(env) == (departures(env) <= 200).sum()
-
-
-@needs_sumo
 def test_worse_lights_cost_more(make):
     """A light that never changes makes vehicles wait; those count that never arrive."""
     env = make(map="cologne1", seconds=900, choose="phases")
@@ -438,23 +387,19 @@ def test_shift(make):
 
 
 @needs_sumo
-def test_wrong_arguments():
-    """They are sentences."""
-    for kwargs, words in [
+@pytest.mark.parametrize(
+    "kwargs, words",
+    [
         ({"map": "paris"}, "map is 'paris'; choose one of"),
-        ({"reward": "speed"}, "reward is 'speed'"),
-        ({"choose": "lights"}, "choose is 'lights'"),
-        ({"render_mode": "human"}, "render_mode is 'human'"),
         ({"demand": 0}, "demand is 0; a number from 0.01"),
         ({"demand": (2, 1)}, "the smaller one first"),
-        ({"shift": "noon"}, "shift is 'noon'"),
         ({"yellow": 5}, "less than interval 5"),
-        ({"interval": 2.5}, "whole seconds"),
-        ({"seconds": 3}, "at most seconds 3"),
         ({"fixed_seed": 1000}, "from 0 to 999"),
-    ]:
-        with pytest.raises(ValueError, match=words):
-            TrafficLightsEnv(**kwargs)
+    ],
+)
+def test_wrong_arguments(kwargs, words):
+    with pytest.raises(ValueError, match=words):
+        TrafficLightsEnv(**kwargs)
 
 
 # ---- Processes ----
@@ -516,15 +461,6 @@ def test_process_that_ended(ended, make, monkeypatch):
     expected = trace(env, 3, seed=0)
     ended(env, monkeypatch)
     assert trace(env, 3, seed=0) == expected
-
-
-@needs_sumo
-def test_words_of_sumo(make):
-    """What SUMO says of a file that it cannot read is in the sentence."""
-    env = make()
-    env.files = ("nowhere.net.xml", *env.files[1:])
-    with pytest.raises(RuntimeError, match="(?s)SUMO failed in start.*nowhere.net.xml"):
-        env.reset(seed=0)
 
 
 @needs_sumo

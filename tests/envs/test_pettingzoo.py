@@ -1,4 +1,6 @@
-"""PettingZoo-v0 on parallel environments written here and, where mpe2 is installed, on its own."""
+"""PettingZoo-v0: the rows are the agents that live, with ids of their own, actions and rewards are
+theirs, and who is truncated is handed over. On parallel environments written here and, where mpe2
+is installed, on its own."""
 
 import sys
 import types
@@ -10,7 +12,6 @@ import pytest
 from gymnasium import spaces
 from helpers import mismatch, run, vector
 
-from cleanrl_graph import ppo_graph
 from cleanrl_graph.envs.petting_zoo import PettingZooEnv
 
 
@@ -76,8 +77,7 @@ def arena(monkeypatch):
     """A module of environments and functions, as somebody else's would be."""
     module = types.ModuleType("arena")
     module.parallel_env, module.no_env = Arena, lambda **_: object()
-    module.ring, module.wrong_number, module.wide = ring, wrong_number, wide
-    module.masked, module.chance = Masked, Chance
+    module.ring, module.masked, module.chance = ring, Masked, Chance
     monkeypatch.setitem(sys.modules, "arena", module)
 
 
@@ -99,14 +99,6 @@ def ring(env, observations):
     links = np.stack([np.arange(num), np.roll(np.arange(num), -1)], 1)
     values = np.array([obs[0] for obs in observations.values()])
     return links, np.stack([values[links].sum(1), np.full(num, env.t)], 1)
-
-
-def wrong_number(env, observations):
-    return np.zeros((2, 2), int), np.zeros((3, 1))
-
-
-def wide(env, observations):
-    return np.zeros((1, 2), int), np.zeros((1, 1 + env.t))
 
 
 # ---- Agents that end, appear and come back ----
@@ -235,21 +227,12 @@ def test_images_of_several_kinds():
 
 def test_kinds_that_do_not_fit():
     two = vector(2), spaces.Discrete(2)
-    for knight, archer, said in (
-        (two, (vector(2, 2), two[1]), "must have vectors .*'archer_0' has Box.*'knight_0' has Box"),
-        (two, (vector(2), vector(2)), r"must have Discrete ones: 'archer_0' has Box.*'knight_0'"),
-        ((spaces.Text(5), two[1]), two, "agent 'knight_0': observations Text"),
+    for archer, said in (
+        ((vector(2, 2), two[1]), "must have vectors .*'archer_0' has Box.*'knight_0' has Box"),
+        ((vector(2), vector(2)), r"must have Discrete ones: 'archer_0' has Box.*'knight_0'"),
     ):
         with pytest.raises(gym.error.Error, match=said):
-            make(knight=knight, archer=archer)
-
-
-def test_a_kind_that_appears_later():
-    kinds = dict(knight=(vector(4), spaces.Discrete(3)), archer=(vector(2), spaces.Discrete(3)))
-    env = make(lists_agents=False, first=[A0], steps=[([A0, K0], [], [])], **kinds)
-    env.reset()
-    with pytest.raises(gym.error.Error, match="agent 'knight_0': its spaces .* are not among"):
-        env.step([0])
+            make(knight=two, archer=archer)
 
 
 # ---- Masks ----
@@ -289,16 +272,6 @@ def test_masks_in_infos(monkeypatch):
         env.reset()
 
 
-def test_masks_that_do_not_fit():
-    """They come too late, or are of actions that cannot be masked."""
-    env = make()
-    env.parallel_env.infos = {A1: {"action_mask": np.ones(3)}}
-    with pytest.raises(gym.error.Error, match="those of the first reset had none"):
-        env.reset()
-    with pytest.raises(gym.error.Error, match=r"actions Box.* cannot be masked"):
-        make(env="arena:masked", knight=(vector(3), vector(1)), archer=(vector(3), vector(1)))
-
-
 # ---- Graphs ----
 def test_complete():
     env = make(steps=[([K0], [A0, A1, K1], []), ([], [], [])], graph="complete")
@@ -323,41 +296,19 @@ def test_a_function_of_ones_own():
     assert terminated and obs["graph"].edges.shape == (0, 2)
 
 
-def test_functions_that_are_wrong():
-    with pytest.raises(gym.error.Error, match=r"edges have shape \(3, 1\), \[2, F\] is needed"):
-        make(graph="arena:wrong_number")
-    env = make(graph="arena:wide", steps=[([A0], [], [])])
-    env.reset()
-    with pytest.raises(gym.error.Error, match="edges have 2 features, the first had 1"):
-        env.step([0] * 4)
-
-
 # ---- Names, rendering, mistakes ----
 @pytest.mark.parametrize(
     "kwargs, said",
     [
-        ({"env": "arena.sub"}, "env 'arena.sub': "),
         ({"env": "no_zoo_at_all.x_v1"}, "no module no_zoo_at_all; .* pip install no_zoo_at_all"),
-        ({"env": "gymnasium.envs.x_v1"}, "there is no module gymnasium.envs.x_v1$"),
-        ({"env": "gymnasium"}, "gymnasium has no function parallel_env"),
         ({"env": "arena:nothing"}, "arena has no function nothing"),
         ({"env": "arena:no_env"}, "object is no parallel environment"),
-        ({"env": 3}, "env is 3; module or module:function is needed"),
         ({"graph": "all"}, "graph is 'all'; complete or module:function is needed"),
-        ({"graph": "arena:nothing"}, "graph 'arena:nothing': arena has no function nothing"),
     ],
 )
 def test_wrong_names(kwargs, said):
     with pytest.raises(gym.error.Error, match=said):
         make(**kwargs)
-
-
-def test_a_missing_package(monkeypatch):
-    """PettingZoo itself is only needed by environments that import it."""
-    monkeypatch.setitem(sys.modules, "pettingzoo", None)
-    with pytest.raises(gym.error.Error, match="pettingzoo"):
-        make(env="pettingzoo.butterfly.cooperative_pong_v5")
-    make()
 
 
 def test_mistakes_of_environments_and_callers(monkeypatch):
@@ -370,9 +321,6 @@ def test_mistakes_of_environments_and_callers(monkeypatch):
         env.reset()
     monkeypatch.setattr(Arena, "observe", lambda self, agent: np.zeros(5))
     with pytest.raises(gym.error.Error, match=r"'archer_0': .* shape \(5,\) where \(3,\)"):
-        make().reset()
-    monkeypatch.setattr(Arena, "observe", lambda self, agent: ["a", "b", "c"])
-    with pytest.raises(gym.error.Error, match="observations do not fit Box"):
         make().reset()
 
 
@@ -425,32 +373,28 @@ def play(env, seed, steps, rng):
 
 @pytest.mark.parametrize("graph", [None, "complete"])
 def test_chance(graph):
-    """Episodes are the same again with the same seed, and their numbers of rows fall."""
-    first = play(make(env="arena:chance", graph=graph), 3, 60, np.random.default_rng(1))
+    """Episodes are the same again with the same seed, a copy goes on as its original, and numbers
+    of rows fall."""
+    env = make(env="arena:chance", graph=graph)
+    first = play(env, 3, 60, np.random.default_rng(1))
     again = play(make(env="arena:chance", graph=graph), 3, 60, np.random.default_rng(1))
     assert first == again
     sizes = {len(rewards) for _, rewards, *_ in first}
     assert len(sizes) >= 3 and any(terminated for *_, terminated, _ in first)
-
-
-@pytest.mark.parametrize("graph", [None, "complete"])
-def test_training(graph, tmp_path):
-    """A joint action of all agents, with their mean reward."""
-    kwargs = {"env": "arena:chance"} | ({"graph": graph} if graph else {})
-    flags = dict(env_id="cleanrl_graph.envs:PettingZoo-v0", env_kwargs=kwargs)
-    result = run(tmp_path, **flags, num_steps=30, total_timesteps=180)
-    assert "charts/episodic_return" in result.scalars
-    assert mismatch(result) < 1e-5
-
-
-def test_copies():
-    """A copy goes on as its original."""
-    env = make(env="arena:chance", graph="complete")
-    play(env, 1, 7, np.random.default_rng(0))
+    env.reset()
     copy = cloudpickle.loads(cloudpickle.dumps(env))
     for _ in range(3):
         actions = [1] * len(env.ids)
         assert repr(env.step(actions)) == repr(copy.step(actions))
+
+
+def test_training(tmp_path):
+    """A joint action of all agents, with their mean reward."""
+    kwargs = {"env": "arena:chance", "graph": "complete"}
+    flags = dict(env_id="cleanrl_graph.envs:PettingZoo-v0", env_kwargs=kwargs)
+    result = run(tmp_path, **flags, num_steps=30, total_timesteps=180)
+    assert "charts/episodic_return" in result.scalars
+    assert mismatch(result) < 1e-5
 
 
 # ---- Environments of MPE2 ----
@@ -492,10 +436,3 @@ def test_simple_tag(mpe2):
     obs, rewards, *_ = act(env, 1, 2, 3, 4)  # the last two entries are the good agent's velocity
     assert not obs["graph"].nodes[3, 14:16].any() and obs["graph"].nodes[0, 14:16].any()
     assert "action_mask" not in obs
-
-
-def test_simple_spread_is_trained(mpe2, tmp_path):
-    kwargs = {"env": "mpe2.simple_spread_v3", "graph": "complete", "max_cycles": 5}
-    flags = dict(env_id="envs:PettingZoo-v0", env_kwargs=kwargs, num_workers=2)
-    result = run(tmp_path, script=ppo_graph, **flags, checkpoint_every=1)
-    assert all(value == 5 for _, value in result.scalars["charts/episodic_length"])

@@ -363,6 +363,21 @@ def test_rules_match_published_gaps():
     assert mean["FDD/MWKR"] < mean["MWKR"] < mean["SPT"] < mean["random"]
 
 
+def test_pilot():
+    """No schedule is longer than that of one of its rules, and some are shorter."""
+    rng, better = np.random.default_rng(0), 0
+    for _ in range(5):
+        instance = rng.integers(1, 100, (5, 4)), rng.random((5, 4)).argsort(axis=1)
+        env = JobShopEnv(instance=dict(zip(("times", "machines"), instance)))
+        obs, ended = env.reset()[0], False
+        while not ended:
+            obs, _, ended, _, info = env.step(job_shop.pilot(env, obs, rng))
+        rules = [play_rule(*instance, rule, "active") for rule in ("FDD/MWKR", "MWKR")]
+        assert info["eval"]["cost"] <= min(rules)
+        better += info["eval"]["cost"] < min(rules)
+    assert better
+
+
 def test_sizes_are_long_tailed():
     env, sizes = JobShopEnv(), []
     for seed in range(300):

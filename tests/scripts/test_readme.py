@@ -1,6 +1,5 @@
-"""What the README says is so: its diffs apply to the scripts and its environment trains,
-what was trained plays in a program of one's own, its links, flags and environments exist, and
-CI runs its test command."""
+"""What the README says is so: its diffs apply to the scripts and its environment trains, what was
+trained plays in a program of one's own, and links, flags, files and environments exist."""
 
 import ast
 import importlib.util
@@ -8,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import gymnasium as gym
@@ -231,12 +229,6 @@ def test_what_was_trained_plays(tmp_path, monkeypatch, script):
     assert len(rewards) == played.rows[0]["length"]
 
 
-def test_claims_name_no_commit():
-    """A figure is that of the code beside it; commits stand in the tables."""
-    for path in (README, TABLES):
-        assert not re.findall(r"\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,40}\b", path.read_text())
-
-
 PAGES = [
     *ROOT.glob("*.md"),
     *(ROOT / "benchmark").glob("*.md"),
@@ -284,18 +276,6 @@ def test_what_services_need():
     assert set(check.OWN) <= set(re.findall(r"`(\w+)`", section))
 
 
-def test_code_that_reads_well():
-    """What CONTRIBUTING.md shows is what stands in the script."""
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    (section,) = re.findall(r"^## Code that reads well(.*?)^## ", text, re.S | re.M)
-    script = textwrap.dedent((ROOT / "cleanrl_graph" / "ppo_graph.py").read_text())
-    shown = re.findall(r"```python\n(.*?)```", section, re.S)
-    assert len(shown) == 2
-    for code in shown:
-        indented = [textwrap.indent(code, " " * k) for k in (0, 8)]
-        assert any(each in script for each in indented), code
-
-
 def test_the_first_script():
     """What is to be read first stands first: the ideas, with their lines."""
     text = README.read_text()
@@ -339,37 +319,11 @@ def test_requirements_list_all_that_is_imported():
     assert packages - {"ale_py", "cv2", "entity_gym", "libsumo"} <= pinned
 
 
-@pytest.mark.parametrize("fast, slow, style", [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)])
-def test_ci_runs_the_test_command_and_the_slow_tests(fast, slow, style, tmp_path):
-    """.ci/run takes the command from the README as it stands, makes that of the slow tests from it,
-    checks format and rules, and fails where one of these does, but not where there is no Triton.
-    The workflow takes it as .ci/run does."""
+def test_ci_takes_the_command_of_the_readme():
+    """.ci/run and the workflow take the test command from the README as it stands."""
     files = (".ci/run", ".github/workflows/tests.yml")
-    ours, theirs = (re.findall(r"\$\(sed .*\)", (ROOT / name).read_text()) for name in files)
+    ours, theirs = (re.findall(r"\$\((sed .*)\)", (ROOT / name).read_text()) for name in files)
     assert len(ours) == 1 and ours == theirs
-    files = {
-        "README.md": README.read_text(),
-        ".ci/run": (ROOT / ".ci" / "run").read_text(),
-        "python3": "#!/bin/sh",
-        ".venv/bin/pip": '#!/bin/sh\ncase "$*" in *--target*) exit 1;; esac',
-        ".venv/bin/ruff": f"#!/bin/sh\n[ $1 = format ] || exit {style}",
-        ".venv/bin/python": f"""#!/bin/sh
-echo "$@"
-case "$*" in *"not slow") exit {fast};; *slow) exit {slow};; esac""",
-    }
-    for name, text in files.items():
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True, parents=True)
-        path.write_text(text)
-        path.chmod(0o755)
-    more = dict(capture_output=True, text=True, env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
-    result = subprocess.run(["bash", ".ci/run"], cwd=tmp_path, **more)
-    tests = "-m pytest -q -n 2 --dist loadfile tests -m"
-    command = f"OMP_NUM_THREADS=1 .venv/bin/python {tests}"
-    assert result.returncode == fast + slow + style, result.stderr
-    install = "python3 -m venv .venv && .venv/bin/pip install -q -r requirements.txt"
-    triton = ".venv/bin/pip install -q --no-deps --target .venv/triton -r benchmark/gpu/"
-    style = [f".venv/bin/ruff {words} ." for words in ("format --check", "check")]
-    said = [f'{install} && {command} "not slow"', f"{tests} not slow"]
-    said += [f"{triton}requirements-lowering.txt || true", *style, f"{command} slow"]
-    assert result.stdout.splitlines() == [*said, f"{tests} slow"]
+    done = subprocess.run(["bash", "-c", *ours], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.strip() in README.read_text() and "pytest" in done.stdout
+    assert done.stdout.strip().endswith('-m "not slow"')

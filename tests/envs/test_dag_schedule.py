@@ -210,24 +210,6 @@ def test_times_of_a_chain():
     assert play(env, 0, "FIFO")[1]["eval"]["cost"] == pytest.approx((12 + 23) / 2)
 
 
-def test_limits_and_promises():
-    """Executors are promised as soon as one of their stage is idle, at most the limit."""
-    jobs = [([4], [1.0], []), ([50], [1.0], []), ([50], [1.0], [])]
-    env = DagScheduleEnv(jobs=jobs, num_executors=4, limits=None, **dict(PLAIN, noise=0.01))
-    observation, _ = env.reset(seed=0)
-    assert env.jobs == [0, 1, 2] and observation["action_mask"].tolist() == [1, 1, 1, 0, 0, 0]
-    # all four to the first job, which they leave after a second
-    env.step({"node": 0, "executors": 3})
-    assert env.idle[0] == 1 and env.free == 4 and env.mask.tolist() == [0, 1, 1, 0, 0, 0]
-    env._give(1, 3)
-    assert env.pending == [[1, 2]] and env.coming == [0, 3, 0] and env.free == 1
-    env._advance()  # a decision for the last one
-    assert env.now < 1.1 and env.num_done == 1 and env.free == env.idle[-1] == 1
-    assert env.busy == [0, 3, 0]
-    env._give(1, 2)  # it has more than the limit: one
-    assert env.busy[1] + env.coming[1] == 4 and env.free == 0
-
-
 def test_random_jobs_have_the_statistics_of_the_docstring():
     rng = np.random.default_rng(0)
     jobs = [dag_schedule.random_job(rng) for _ in range(4000)]

@@ -235,13 +235,6 @@ def test_hidden():
         make(hidden=True)
 
 
-def test_names_of_sets_are_no_lists():
-    """A category with the name of a set, or of nodes, is no choice of a row."""
-    actions = {"Tree": Global(["a", "b"]), "nodes": Global(["a", "b"])}
-    env = make(type("Named", (Village,), {"action_space": lambda self: actions}))
-    assert list(env.action_space) == ["Tree_", "nodes_"]
-
-
 def test_episode():
     """It ends as the environment says; its metrics are info["eval"]; the last observation fits."""
     env = make(length=1)

@@ -2,7 +2,6 @@
 game's score, returns are those of gymnasium's own record, and job-shop-lib, MiniGrid and POPGym
 train where they are installed (benchmark/third_party.sh)."""
 
-import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -208,15 +207,6 @@ def test_attributes_that_are_no_record(has_services, env_id):
         assert ("cut" in info) == (num < length)
 
 
-@pytest.mark.parametrize("info", [{"episode": 7}, {"episode": {"r": 1.0, "l": 9}}, {"lives": 2}])
-def test_other_meanings_of_info(info):
-    """An "episode" in info that is no such record changes nothing. Lives of an environment whose
-    returns are not recorded inside are only a number: its episodes are whole ones."""
-    envs = helpers.make_envs([partial(NobodyCounts, info=info)])
-    envs.reset(0)
-    assert envs.step([0]).infos == [(0, {"episode": {"r": 2.0, "l": 1}})]
-
-
 # ---- The packages themselves ----
 def need(*modules):
     for module in modules:
@@ -243,15 +233,6 @@ def play(envs, num_steps, rng):
                 actions.append(envs.action_space.sample())
         steps.append(envs.step(actions))
     return steps
-
-
-@pytest.mark.parametrize("name", ["Image", "Flat", "Dict"])
-def test_minigrid_wrapped(name, tmp_path):
-    """MiniGrid with its own wrappers through a module that registers ids."""
-    need("minigrid")
-    env_id = f"minigrid_wrapped:MiniGrid{name}-v0"
-    log = run(tmp_path, ppo_lstm_sparse, env_id=env_id, lstm_dim=8).scalars
-    assert max(value for _, value in log["debug/collection_mismatch"]) < 1e-5
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"instance": "ft06"}])
@@ -283,42 +264,3 @@ def test_all_of_popgym(part, tmp_path):
         own = dict(env_id=f"popgym:{env_id}", total_timesteps=60)
         log = run(tmp_path / env_id, ppo_lstm_sparse, **own, **flags).scalars
         assert log["debug/collection_mismatch"][0][1] < 1e-5, env_id
-
-
-# ---- The table ----
-def write_run(folder, name, env_id, mismatch, returns, package=("minigrid", "3.2.0"), **more):
-    settings = {"env_id": env_id, "command": "python cleanrl_graph/ppo_graph.py", "cpu": "c"}
-    settings |= {"versions": dict([package]), "steps": 1024, "SPS": 500, "eval": None}
-    settings |= {"collection_mismatch": mismatch, "exit_code": 0, "duration": 60.0}
-    settings |= {"started": "2026-01-01T"}
-    (folder / f"{name}.json").write_text(json.dumps(settings | more))
-    rows = ["step,wall_time,return,length,SPS,episodes"]
-    rows += [f"{10 * k},{k}.0,{ret},10,500,{num}" for k, (ret, num) in enumerate(returns)]
-    (folder / f"{name}.csv").write_text("\n".join(rows) + "\n")
-
-
-def test_table_of_third_party_runs(tmp_path, monkeypatch):
-    """Returns at start and end, gaps of a suite; the exit code says what is missing or wrong."""
-    import third_party
-
-    assert third_party.mean_of_first(np.array([1.0, 3.0, 9.0]), np.array([2.0, 2.0, 5.0]), 3) == 2.0
-    runs = tmp_path / "third_party" / "runs"
-    runs.mkdir(parents=True)
-    kinds = [third_party.Package("minigrid", "mini_*", 1, True, "Theirs.")]
-    kinds += [third_party.Package("popgym", "pop_*", 2, False, "")]
-    monkeypatch.setattr(third_party, "PACKAGES", kinds)
-    suite = {"instance": ["a", "b"], "greedy": [110.0, 130.0], "best_known": [100.0, 100.0]}
-    write_run(runs, "mini_a", "minigrid:A-v0", 2e-7, [(0.25, 2), (0.5, 2), (0.75, 4)], eval=suite)
-    write_run(runs, "pop_a", "popgym:B-v0", 3e-7, [])
-    write_run(runs, "pop_b", "popgym:C-v0", 3e-7, [], exit_code=1)
-    args = third_party.Args(results=str(tmp_path), episodes=4, plot=False)
-    assert third_party.main(args) == 1  # C-v0 has failed
-    text = (tmp_path / "third_party" / "table.md").read_text()
-    line = "| minigrid | 3.2.0 | A-v0 | ppo_graph.py | 1,024 | 500 | 2.0e-07 | 0.375 | 0.75 |"
-    assert line in text
-    assert "greedy 20.0%" in text and "- **minigrid**: Theirs." in text and "C-v0" not in text
-    write_run(runs, "pop_b", "popgym:C-v0", 3e-7, [])
-    assert third_party.main(args) == 0
-    write_run(runs, "pop_b", "popgym:C-v0", 3e-5, [])
-    assert third_party.main(args) == 1
-    assert "3.0e-05" in (tmp_path / "third_party" / "table.md").read_text()

@@ -101,16 +101,6 @@ def test_masked_and_outside_choices_earn_nothing():
         assert reward == 0
 
 
-def test_link_graph_refuses_links_outside_the_graph():
-    env = make("PoissonGraph-v0")
-    graph = env.reset(seed=0)[0]["graph"]
-    space = env.observation_space["graph"]
-    assert graph in space and space.sample() in space
-    assert graph._replace(edge_links=graph.edge_links + len(graph.nodes)) not in space
-    assert graph._replace(edge_links=graph.edge_links.astype(np.float32)) not in space
-    assert graph._replace(nodes=graph.nodes[:, :-1]) not in space
-
-
 @pytest.mark.parametrize(
     "env_id, key, num, least, mean, most",
     [

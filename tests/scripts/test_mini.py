@@ -171,17 +171,6 @@ def test_graphs_without_nodes():
     torch.testing.assert_close(swapped, torch.cat([empty, alone]))
 
 
-def test_select():
-    """As a list of arrays is indexed; there may be none of a graph, and an index twice."""
-    rng = np.random.default_rng(0)
-    arrays = [rng.normal(size=(n, 2)) for n in (3, 0, 1, 4, 0, 2)]
-    for idx in ([2, 0], [5, 4, 1, 3, 3], [1], [1, 4], list(range(6))):
-        found = ppo_graph_mini.select(ppo_graph_mini.ragged(arrays), np.array(idx))
-        expected = ppo_graph_mini.ragged([arrays[i] for i in idx])
-        assert torch.equal(found.rows, expected.rows)
-        assert found.num.tolist() == expected.num.tolist()
-
-
 # ---- They run alone ----
 VECTOR_ENV = '''
 import gymnasium as gym, numpy as np

@@ -1,7 +1,6 @@
 """What the README says is so: its diffs apply to the scripts and its environment trains, what was
 trained plays in a program of one's own, and links, flags, files and environments exist."""
 
-import ast
 import importlib.util
 import re
 import shutil
@@ -20,7 +19,6 @@ from torch_geometric import nn as pyg
 
 from cleanrl_graph import load_policy, ppo_graph, ppo_graph_aux, services
 from cleanrl_graph.envs import job_shop
-from cleanrl_graph.services import check, command
 from cleanrl_graph.services.arguments import args_of
 
 ROOT = Path(__file__).parents[2]
@@ -267,15 +265,6 @@ def test_flags():
     assert not set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)", TEXT)) - known
 
 
-def test_what_services_need():
-    """CONTRIBUTING.md names all of it, and the version."""
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    (section,) = re.findall(r"^## A script and the services(.*?)^## ", text, re.S | re.M)
-    assert not [name for name in command.NAMES if not re.search(rf"`{name}[`(]", section)]
-    assert f"version={command.VERSION})" in section and f"Version {command.VERSION} " in section
-    assert set(check.OWN) <= set(re.findall(r"`(\w+)`", section))
-
-
 def test_the_first_script():
     """What is to be read first stands first: the ideas, with their lines."""
     text = README.read_text()
@@ -301,22 +290,6 @@ def test_environments():
     more = {"Atari-v0", "TrafficLights-v0", "PettingZoo-v0", "EntityGym-v0"}  # need more packages
     for name in names - more:
         gym.make(f"cleanrl_graph.envs:{name}", disable_env_checker=True).close()
-
-
-def test_requirements_list_all_that_is_imported():
-    """Every package that is imported, but those of optional environments."""
-    pinned = {line.split("==")[0] for line in (ROOT / "requirements.txt").read_text().split()}
-    found = set()
-    for path in (ROOT / "cleanrl_graph").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom):
-                found.add(node.module.split(".")[0])
-            if isinstance(node, ast.Import):
-                found |= {alias.name.split(".")[0] for alias in node.names}
-    names = {"PIL": "pillow", "torch_geometric": "torch-geometric"}
-    own = {"cleanrl_graph", *(path.stem for path in (ROOT / "cleanrl_graph").rglob("*"))}
-    packages = {names.get(name, name) for name in found - own - set(sys.stdlib_module_names)}
-    assert packages - {"ale_py", "cv2", "entity_gym", "libsumo"} <= pinned
 
 
 def test_ci_takes_the_command_of_the_readme():

@@ -1,6 +1,6 @@
 """Environments that nobody of this project wrote: a life of Atari is an episode and the log has the
-game's score, returns are those of gymnasium's own record, and job-shop-lib, MiniGrid and POPGym
-train where they are installed (benchmark/third_party.sh)."""
+game's score, returns are those of gymnasium's own record, and job-shop-lib and POPGym train where
+they are installed (benchmark/third_party.sh)."""
 
 import sys
 from functools import partial

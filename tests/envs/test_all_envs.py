@@ -222,6 +222,29 @@ def test_wrong_arguments(env_id, kwargs, sentence):
         make(env_id, **kwargs).reset(seed=0)
 
 
+FORBIDS = {
+    "JobShop-v0": "Action {} is not legal",
+    "FlexibleJobShop-v0": "Action {} is not legal",
+    "DagSchedule-v0": "Node {} is not legal",
+    "VertexCover-v0": "Node {} covers no edge",
+}
+
+
+@pytest.mark.parametrize("env_id", FORBIDS)
+def test_wrong_actions(env_id):
+    """A step before the first reset, and a row that is masked or not there, are sentences."""
+    env = make(env_id).unwrapped
+    own = lambda row: {"node": row, "executors": 0} if env_id == "DagSchedule-v0" else row
+    with pytest.raises(ValueError, match="call reset|covers no edge"):
+        env.step(own(0))
+    observation, _ = env.reset(seed=0)
+    observation, *_ = env.step(random_action(env, observation, np.random.default_rng(0)))
+    mask = observation["action_mask"]
+    for row in (mask.argmin(), -1, len(mask)):
+        with pytest.raises(ValueError, match=FORBIDS[env_id].format(row)):
+            env.step(own(row))
+
+
 @pytest.mark.parametrize("env_id, kwargs", TOY)
 def test_random_policy_scores_low(env_id, kwargs):
     """The toy environments' rewards per step are 1 at best."""

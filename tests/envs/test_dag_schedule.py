@@ -264,15 +264,3 @@ def test_suites():
     for suite in suites.values():
         assert [kwargs["workload"] for kwargs in suite] == list(range(len(suite)))
         DagScheduleEnv(**suite[0])
-
-
-def test_wrong_actions():
-    env = DagScheduleEnv(num_jobs=2)
-    with pytest.raises(ValueError, match="call reset"):
-        env.step({"node": 0, "executors": 0})
-    mask = env.reset(seed=0)[0]["action_mask"]
-    for node in (mask.argmin(), -1, len(mask)):
-        with pytest.raises(ValueError, match=f"Node {node} is not legal"):
-            env.step({"node": node, "executors": 0})
-    with pytest.raises(ValueError, match="index of the 11 limits"):
-        env.step({"node": mask.argmax(), "executors": 99})

@@ -151,20 +151,6 @@ def test_policies_play_the_schedules_of_the_rules(make, module, instance, rule):
         assert (info["eval"]["L2D"], info["eval"]["SPN"]) == (710, 692)
 
 
-@BOTH
-def test_wrong_actions(make):
-    env = make(jobs=4, machines=4)
-    with pytest.raises(ValueError, match="call reset"):
-        env.step(0)
-    mask = env.reset(seed=0)[0]["action_mask"]
-    for action in (mask.argmin(), -1, len(mask)):
-        with pytest.raises(ValueError, match=f"Action {action} is not legal"):
-            env.step(action)
-    play_random(env, 0)
-    with pytest.raises(ValueError, match="call reset"):
-        env.step(0)
-
-
 # ---- Job shop ----
 def check_graph(env, observation):
     """Asserts what holds for every observation of an episode under way."""

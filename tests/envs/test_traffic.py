@@ -199,17 +199,6 @@ def test_criteria(make):
 
 
 @needs_sumo
-@pytest.mark.parametrize("rule", ["greedy", "relief", "queue_pressure"])
-def test_rules_are_criteria(make, rule):
-    """A rule is a criterion for ever."""
-    name = {"greedy": "vehicles_in", "queue_pressure": "pressure"}.get(rule, rule)
-    env = make(map="grid4x4", seconds=300)
-    env.reset(seed=3)
-    info = play(env, np.full(16, traffic.CRITERIA.index(name)))
-    assert info["eval"] == play_rule(make(map="grid4x4", seconds=300, choose="phases"), rule, 3)
-
-
-@needs_sumo
 def test_phases_follow_actions(make):
     """It is what the light shows after a decision; yellow is between two; `since` counts."""
     env = make(yellow=2, interval=5, choose="phases")
@@ -234,22 +223,6 @@ def test_phases_follow_actions(make):
         first = -len(traffic.LIGHT_FEATURES)
         if env.num_steps > 1:
             assert np.allclose(observation["graph"].nodes[:, first], since / 60)
-
-
-@needs_sumo
-def test_red(make):
-    """It counts from the last time a phase was shown, at most two minutes."""
-    env = make(choose="phases", seconds=300)
-    env.reset(seed=0)
-    num = len(env.lights.names)
-    for slot in (0, 1, 1, 0):
-        observation = env.step(np.full(num, slot))[0]
-    red = phase_column(observation, "red")
-    assert (red[:, 0] == 0).all() and np.allclose(red[:, 1], 5 / 60)
-    assert np.allclose(red[:, 2], observation["action_mask"][:, 2] * 20 / 60)
-    for _ in range(30):
-        observation = env.step(np.full(num, 0))[0]
-    assert np.allclose(phase_column(observation, "red")[:, 1], 2)
 
 
 @needs_sumo
@@ -333,17 +306,6 @@ names = loss.keys() | before.keys()
 total = sum(loss.values()) + sum(before.values())
 print(total / len(names), len(arrived), len(names - arrived))
 """
-
-
-@needs_sumo
-def test_worse_lights_cost_more(make):
-    """A light that never changes makes vehicles wait; those count that never arrive."""
-    env = make(map="cologne1", seconds=900, choose="phases")
-    good = play_rule(env, "greedy", 0)
-    env.reset(seed=0)
-    bad = play(env, [1])["eval"]  # the same phase for ever
-    assert bad["cost"] > 5 * good["cost"] and bad["unfinished"] > good["unfinished"]
-    assert bad["arrived"] + bad["unfinished"] == good["arrived"] + good["unfinished"]
 
 
 # ---- Seeds and traffic ----

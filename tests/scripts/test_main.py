@@ -1,7 +1,6 @@
 """`main` from end to end: what the command line means, what is logged under which names, and a
 model that is saved, loaded, evaluated."""
 
-import csv
 import dataclasses
 import os
 import sys
@@ -85,10 +84,9 @@ class Grouped(gym.Env):
     """Episodes of `length` steps; every other ends in group "b", else in "a"."""
 
     observation_space, action_space = vector(1), spaces.Discrete(2)
-    eval_suites = {"two": [{"length": 2}, {"length": 3}]}
 
-    def __init__(self, length=4, reward=1.0):
-        self.length, self.reward, self.num = length, reward, 0
+    def __init__(self, length=4):
+        self.length, self.num = length, 0
 
     def reset(self, *, seed=None, options=None):
         self.t, self.num = 0, self.num + 1
@@ -98,7 +96,7 @@ class Grouped(gym.Env):
         self.t += 1
         ended = self.t == self.length
         info = {"group": "ab"[self.num % 2], "eval": {"rule": 7}} if ended else {}
-        return np.zeros(1, np.float32), self.reward, ended, False, info
+        return np.zeros(1, np.float32), 1.0, ended, False, info
 
 
 gym.register("Grouped-v0", entry_point=Grouped)
@@ -188,17 +186,3 @@ def test_episodes_that_are_cut_off():
     assert [info["episode"]["l"] for info in infos] == [2, 3, 3]
     assert [info["episode"]["r"] for info in infos] == [2, 3, 3]
     assert [info.get("cut", False) for info in infos] == [False, False, True]
-
-
-def test_suite(tmp_path):
-    """A row per instance, the greedy cost and the best of the samples."""
-    flags = dict(env_id="Grouped-v0", env_kwargs={"reward": 3.0}, total_timesteps=0)
-    flags |= dict(eval_suite="two", eval_samples=2)
-    rows, _, folder, text = run(tmp_path / "a", **flags)
-    assert [tuple(row.items()) for row in rows] == [
-        (("instance", name), ("greedy", cost), ("best of 2", cost), ("rule", 7))
-        for name, cost in (("2", -6), ("3", -9))
-    ]
-    assert (folder / "eval.md").read_text().strip() in text
-    with open(folder / "eval.csv") as file:
-        assert [float(row["greedy"]) for row in csv.DictReader(file)] == [-6, -9]

@@ -115,41 +115,6 @@ def test_what_ranks_ask_of_each_other(tmp_path):
         assert calls[calls.index("destroy_process_group") - 1] == "barrier"
 
 
-class Draws(helpers.RandomEnv):
-    """Rank 1's environments draw from torch's generator when they are made and when they begin."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.draw()
-
-    def draw(self):
-        if ppo_graph.RANK == 1:
-            torch.rand(3)
-
-    def reset(self, **kwargs):
-        self.draw()
-        return super().reset(**kwargs)
-
-
-gym.register("Draws-v0", entry_point=Draws)
-
-
-def test_environments_that_draw_from_torch(tmp_path):
-    """All ranks have the same weights, whatever environments draw."""
-
-    def patch(module):
-        original = module.average_gradients
-
-        def averaged(agent):
-            original(agent)
-            sums = [param.detach().double().sum().item() for param in agent.parameters()]
-            assert len({str(each) for each in module.all_ranks(sums)}) == 1
-
-        module.average_gradients = averaged
-
-    assert train_ranks(tmp_path / "a", patch=patch, env_id="Draws-v0") == [0, 0]
-
-
 class Nothing(helpers.RandomEnv):
     """Rank 1 sees no element of its set."""
 

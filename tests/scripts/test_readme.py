@@ -3,7 +3,6 @@ trained plays in a program of one's own, and links, flags, files and environment
 
 import importlib.util
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -71,20 +70,6 @@ def train(module, run_dir, **flags):
     assert scalars["debug/collection_mismatch"][0] < 1e-5
     assert all(np.isfinite(values).all() for values in scalars.values())
     return scalars
-
-
-@pytest.mark.skipif(not shutil.which("git"), reason="needs git")
-@pytest.mark.parametrize("title", ["A message passing layer", "An action head", "A term of the"])
-def test_git_applies_the_diffs(tmp_path, title):
-    """As they stand in the README, to ppo_graph.py, whatever its lines are by now."""
-    path = tmp_path / "cleanrl_graph" / "ppo_graph.py"
-    path.parent.mkdir()
-    text = (ROOT / "cleanrl_graph" / "ppo_graph.py").read_text()
-    path.write_text(text)
-    (diff,) = fences("diff", title)
-    (tmp_path / "change.diff").write_text(diff)
-    subprocess.run(["git", "apply", "change.diff"], cwd=tmp_path, check=True)
-    assert path.read_text() == apply(text, diff) != text
 
 
 class Target(SmallEnv):

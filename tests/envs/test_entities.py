@@ -256,8 +256,8 @@ def test_chance():
     seen = [env.step(action)[0]["Worker"].tolist() for env in envs for _ in range(2)]
     assert seen[:2] == seen[2:4] == seen[4:] and seen[0] != seen[1]
     assert ours == (random.getstate(), np.random.get_state()[1].tolist())
-    one, two = (env.reset(seed=3)[0]["Worker"].tolist() for env in envs[:2])
-    assert one == two
+    one, two, other = (env.reset(seed=seed)[0]["Worker"] for env, seed in zip(envs, (3, 3, 4)))
+    assert (one == two).all() and (one != other).all()
 
 
 @pytest.mark.parametrize(

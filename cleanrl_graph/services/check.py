@@ -33,13 +33,13 @@ POSITIVE = (
 NOT_NEGATIVE = (
     "num_workers env_timeout checkpoint_every checkpoint_minutes total_timesteps eval_episodes "
     "eval_samples set_layers memory_length learning_rate target_kl max_grad_norm pg_coef "
-    "aux_coef bc_coef bc_anneal bc_updates norm_vloss adv_floor"
+    "aux_coef bc_coef bc_anneal bc_updates norm_vloss adv_floor eval_every"
 )
 RANGES = [
     (POSITIVE, 1, math.inf),
     (NOT_NEGATIVE, 0, math.inf),
     ("gamma gae_lambda clip_coef adv_floor_decay", 0, 1),
-    ("ent_coef vf_coef", -math.inf, math.inf),
+    ("ent_coef vf_coef stop_at", -math.inf, math.inf),
     ("seed", 0, 2**32 - 1),
 ]
 LARGEST = 3e38  # a bit less than the largest float32, 3.4e38

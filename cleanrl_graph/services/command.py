@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium as gym
 
 from cleanrl_graph.envs.fitting import SAID
-from cleanrl_graph.services import check, demos, evaluate, policy, process, runs
+from cleanrl_graph.services import check, demos, eval_every, evaluate, policy, process, runs
 from cleanrl_graph.services.arguments import args_of, given_in, parse
 from cleanrl_graph.services.check import UsageError
 from cleanrl_graph.services.checkpoint import all_ranks, rank, world_size
@@ -66,6 +66,7 @@ def run(
         if args.load_model:
             policy.take_flags(args, {*given, *more})
         check.refuse(check.wrong_flags(args))
+        check.refuse(eval_every.wrong_flags(args))
         make = partial(check.make_env, script)
         Envs = check.checked(script)
         if getattr(args, "record", None):
@@ -83,7 +84,11 @@ def run(
         envs = stack.enter_context(contextlib.closing(envs_of(script, args)))
         if world_size() > 1:
             check.refuse(check.unlike(all_ranks(envs.meaning)))
-        agent = script.train(args, run, envs)
+        try:
+            agent = script.train(args, run, envs)
+        except eval_every.Reached:  # --stop-at
+            agent = run.trained[0]
+            runs.part()
         if rank() > 0:
             return []
         if args.save_model and args.total_timesteps:

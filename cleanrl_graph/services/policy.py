@@ -48,11 +48,12 @@ OF_A_RUN = checkpoint.FREE | {"seed", "world_size"}  # say nothing of a training
 
 
 def model_file(path: str) -> str:
-    """The file that is meant by a path. In a folder model.pt, else the newest checkpoint, else the
-    newest of both in the folders below. UsageError if there is none."""
+    """The file that is meant by a path. In a folder model.pt, else the newest checkpoint, else
+    best.pt, else the newest of the first two in the folders below. UsageError if there is none."""
     if not os.path.isdir(path):
         return path
     found = [*Path(path).glob("model.pt"), *checkpoint.checkpoints_in(path)]
+    found += Path(path).glob("best.pt")
     below = [*Path(path).rglob("*/model.pt"), *Path(path).rglob("*/checkpoint_*.ckpt")]
     found += sorted(below, key=os.path.getmtime, reverse=True)
     if not found:
@@ -87,13 +88,13 @@ def load_policy(
     device: Any = "cpu",
     script: ModuleType | None = None,
 ) -> "Policy":
-    """The policy in a `model.pt`, a checkpoint, or the newest in a folder. `env`, an environment or
-    anything with an observation_space and an action_space, has the wrappers that --wrap names, and
-    may have those that services put on by themselves; without it the environment of the file's
-    flags is made for a moment. `num_envs` makes it one for as many environments at once. Not
-    `greedy`: actions are drawn, by torch's generator. `script` is needed for a file of a script
-    under another name. ImportError if the script is not found, ValueError if file, spaces and
-    script do not fit together, OSError if the file cannot be read."""
+    """The policy in a `model.pt`, a `best.pt`, a checkpoint, or the newest in a folder. `env`, an
+    environment or anything with an observation_space and an action_space, has the wrappers that
+    --wrap names, and may have those that services put on by themselves; without it the environment
+    of the file's flags is made for a moment. `num_envs` makes it one for as many environments at
+    once. Not `greedy`: actions are drawn, by torch's generator. `script` is needed for a file of a
+    script under another name. ImportError if the script is not found, ValueError if file, spaces
+    and script do not fit together, OSError if the file cannot be read."""
     path = model_file(path)
     saved = read_model(path, device)
     if script is None:

@@ -25,6 +25,7 @@ from gymnasium import spaces
 from cleanrl_graph.envs import fitting, wrappers
 from cleanrl_graph.envs.fitting import SAID, say
 from cleanrl_graph.envs.masks import CanonicalMasks
+from cleanrl_graph.services.metrics import metrics_of, wrong_metrics
 
 POSITIVE = (
     "num_envs num_steps num_minibatches update_epochs gnn_layers gnn_dim eval_max_steps "
@@ -178,6 +179,7 @@ class Checked(gym.wrappers.RecordEpisodeStatistics):
     num_acted = None  # rows that acted before the present observation, if its episode goes on
     has_agents = False  # which need info["rewards"]
     has_mask = True
+    metric_names = None  # those of an episode before
     may_mask = False  # there are options and neither a mask nor a word about one
 
     def __init__(self, env: gym.Env):
@@ -291,10 +293,23 @@ class Checked(gym.wrappers.RecordEpisodeStatistics):
         if isinstance(recorded, dict):
             episode |= recorded
         if self.number is not None:
+            metrics = self.metrics(info) if "r" in episode else {}
             info = {key: info[key] for key in ("group", "eval", "rewards") if key in info}
+            if metrics:
+                info["metrics"] = metrics
         if "r" in episode:
             info = info | {"episode": {name: number_of(episode[name]) for name in ("r", "l")}}
         return info
+
+    def metrics(self, info: dict) -> dict[str, float]:
+        """The environment's own numbers of an episode that ends, the same ones each time."""
+        refuse(f"{place()}: {problem}" for problem in wrong_metrics(info, self.metric_names))
+        self.metric_names = set(info.get("metrics", {}))
+        metrics = metrics_of(info)
+        for name, value in metrics.items():
+            if math.isnan(value):
+                say(f"{place()}: {name} is nan, and is left out of the means", f"{name} is nan")
+        return metrics
 
 
 @contextlib.contextmanager
@@ -397,9 +412,9 @@ def close(env: gym.Env) -> None:
 
 
 def own_report(info: dict) -> dict:
-    """An info whose "group" can be a name and whose "eval" has columns. What an environment means
-    otherwise by these words is left out, which is said."""
-    for name in {"group", "eval"} & set(info):
+    """An info whose "group" can be a name and whose "eval" and "metrics" have columns. What an
+    environment means otherwise by these words is left out, which is said."""
+    for name in {"group", "eval", "metrics"} & set(info):
         value = info[name]
         try:
             pickle.dumps(value)

@@ -27,7 +27,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tqdm import tqdm
 
 from cleanrl_graph.envs.fitting import say
-from cleanrl_graph.services import check, checkpoint, evaluate, policy, summary
+from cleanrl_graph.services import check, checkpoint, policy, summary
 from cleanrl_graph.services.check import UsageError, entries, plain
 from cleanrl_graph.services.checkpoint import all_ranks, broadcast, rank, world_size
 from cleanrl_graph.services.csv_file import CsvFile
@@ -297,13 +297,13 @@ class Services:
         return broadcast(rank() == 0 and self.evaluations.evaluate(self.trained[0]))
 
     def note_episodes(self, episodes: list) -> None:
-        """Writes the episodes of all ranks to episodes.csv, and their groups to the log, with the
-        means of what is in info["eval"]."""
+        """Writes the episodes of all ranks to episodes.csv, and to the log their groups, and the
+        means of what is in info["eval"] and, of each group and task, too, in info["metrics"]."""
         num_tasks = len(entries(self.args))
         rows = []
         reports = []
         for step, i, info in episodes:
-            reports.append(info.get("eval", {}))
+            reports.append((info.get("eval", {}), info.get("metrics", {})))
             task = None
             if num_tasks > 1:
                 task = f"task_{(rank() * self.args.num_envs + i) % num_tasks}"
@@ -313,21 +313,27 @@ class Services:
         reports = sum(all_ranks(reports), [])
         if rank() > 0:
             return
-        for name in evaluate.columns_of(reports):
-            numbers = [own[name] for own in reports if isinstance(own.get(name), Real)]
-            if numbers:
-                mean = sum(numbers) / len(numbers)
-                self.writer.add_scalar(f"charts/eval/{name}", mean, self.global_step)
-        for step, ret, length, *names in rows:
+        values = {}  # name in the log -> numbers
+        for (step, ret, length, *names), (report, metrics) in zip(rows, reports):
             for name in names:
                 if name is not None:
                     self.writer.add_scalar(f"charts/episodic_return/{name}", ret, step)
                     self.writer.add_scalar(f"charts/episodic_length/{name}", length, step)
+            for name, value in report.items():
+                values.setdefault(f"charts/eval/{name}", []).append(value)
+            for name, value in metrics.items():
+                for group in ("", *(f"/{group}" for group in names if group is not None)):
+                    values.setdefault(f"charts/{name}{group}", []).append(value)
+        for name, found in values.items():
+            numbers = [value for value in found if isinstance(value, Real) and value == value]
+            if numbers:
+                mean = sum(numbers) / len(numbers)
+                self.writer.add_scalar(name, mean, self.global_step)
         seconds = f"{self.seconds + self.bar.format_dict['elapsed']:.2f}"
         lines = []
-        for step, *row in sorted(rows, key=itemgetter(0)):
-            lines.append(dict(zip(EPISODES, (step, seconds, *row))))
-        self.episodes.write(lines)
+        for (step, *row), (_, metrics) in zip(rows, reports):
+            lines.append(dict(zip(EPISODES, (step, seconds, *row))) | metrics)
+        self.episodes.write(sorted(lines, key=itemgetter("step")))
 
     def warn(self, mismatch: float) -> None:
         """Says once that collection and update do not compute the same policy."""

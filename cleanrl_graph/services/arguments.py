@@ -25,6 +25,12 @@ class Flags:
     load_model: str | None = None
     """model.pt, or best.pt, to start from, or a folder of runs, whose newest one is meant; the
     flags of network and environment that are not given are taken from it"""
+    load_matching: bool = False
+    """takes from load_model the weights that have a place of the same name and shape; the others
+    start fresh"""
+    freeze: tuple[str, ...] = ()
+    """parts of the agent that are not trained, as print(agent) names them: `encoder`,
+    `encoder,head`, `encoder.nets`"""
     checkpoint_every: int = 100
     """updates between checkpoints in {run_dir}/{run_name}, which keeps the last two; 0: none"""
     checkpoint_minutes: float = 5.0

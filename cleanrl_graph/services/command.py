@@ -65,6 +65,8 @@ def run(
         stack.enter_context(runs.ranks())
         if args.load_model:
             policy.take_flags(args, {*given, *more})
+        elif args.load_matching:
+            raise UsageError("--load-matching needs a file: give --load-model FILE")
         check.refuse(check.wrong_flags(args))
         check.refuse(eval_every.wrong_flags(args))
         make = partial(check.make_env, script)

@@ -32,6 +32,7 @@ from cleanrl_graph.services.check import UsageError, entries, plain
 from cleanrl_graph.services.checkpoint import all_ranks, broadcast, rank, world_size
 from cleanrl_graph.services.csv_file import CsvFile
 from cleanrl_graph.services.eval_every import Evaluations, Reached
+from cleanrl_graph.services.freeze import freeze
 from cleanrl_graph.services.process import accelerate, bar, whole
 
 EPISODES = ("step", "seconds", "return", "length", "group", "task")  # columns of episodes.csv
@@ -167,7 +168,11 @@ class Services:
         self.trained = (agent, optimizer, memory, envs, rng)
         if args.load_model:
             saved = policy.read_model(args.load_model, next(agent.parameters()).device)
-            policy.load_weights(agent, saved, policy.about_file(args, saved["args"]), self.name)
+            about = policy.about_file(args, saved["args"])
+            if args.load_matching:
+                policy.load_matching(agent, saved["model"], about)
+            else:
+                policy.load_weights(agent, saved, about, self.name)
         if args.track and rank() == 0:
             self.track()
         if self.saved:
@@ -181,6 +186,8 @@ class Services:
         if args.eval_every and args.total_timesteps:
             self.begin_evaluations()
         for line in summary.lines(self.script, args, agent, self.trained[3]):
+            say(line)
+        for line in freeze(agent, args.freeze):
             say(line)
         num_steps = self.num_steps()
         if args.total_timesteps > num_steps:

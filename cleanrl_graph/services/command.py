@@ -99,8 +99,7 @@ def run(
         run.signals.append(0)  # as if one had come: the next one ends the process at once
 
         def play(makers: list, greedy: bool) -> list[dict]:
-            with contextlib.closing(Envs(makers, args)) as played:
-                return script.play(agent, args, played, greedy)
+            return run.play(agent, makers, args, greedy)
 
         rows = evaluate.evaluate(run, play, make)
         run.tell()

@@ -8,19 +8,24 @@ from cleanrl_graph.services.process import whole
 
 
 class CsvFile:
-    """`CsvFile(path, columns, step).write(rows)`: of a file that is there it keeps the rows until
-    `step`, a column of all. A row need not have all columns."""
+    """`CsvFile(path, columns)`, then `keep(step)`, then `write(rows)`. A row need not have all
+    columns."""
 
-    def __init__(self, path: Path, columns: Iterable[str], step: int):
+    def __init__(self, path: Path, columns: Iterable[str]):
         self.path = path
         self.columns = list(columns)
-        self.kept = []
-        for row in read(path):
+
+    def keep(self, step: int) -> list[dict]:
+        """Begins the file with the rows until `step`, a column of all, that are there. Returns
+        them."""
+        kept = []
+        for row in read(self.path):
             # A run that was killed may have left a part of a row
             is_whole = None not in {*row, *row.values()} and row.get("step", "").isdigit()
             if is_whole and int(row["step"]) <= step:
-                self.kept.append(row)
-        self.begin(self.kept)
+                kept.append(row)
+        self.begin(kept)
+        return kept
 
     def begin(self, rows: list[dict]) -> None:
         """Writes the file anew, with the columns of these rows, too."""

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from numbers import Real
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ import torch
 
 from cleanrl_graph.envs.fitting import say
 from cleanrl_graph.services import evaluate, policy
-from cleanrl_graph.services.check import entries
+from cleanrl_graph.services.check import UsageError, entries, make_env
 from cleanrl_graph.services.csv_file import CsvFile, read
 from cleanrl_graph.services.process import whole
 from cleanrl_graph.services.trial import random_state, set_random_state
@@ -61,30 +60,27 @@ def own_randomness() -> Iterator[None]:
 class Evaluations:
     """Those of a run, on rank 0, which has evaluations.csv and best.pt."""
 
-    def __init__(self, run: Any, play: Callable, make: Callable):
-        """`play(agent, makers, args, greedy)` returns the last info of an episode of each, and
-        `make(args, i, **more)` makes environment i."""
+    def __init__(self, run: Any):
         self.run = run
-        self.play = play
-        self.make = make
         self.args = copy.copy(run.args)
         # The episodes after the training have others, on which no model was chosen
         self.args.seed = (self.args.seed + 10_000) % 2**32
         with own_randomness():
             self.batches = list(self.all_batches())
-        self.file = CsvFile(run.folder / "evaluations.csv", COLUMNS, run.global_step)
+        self.file = CsvFile(run.folder / "evaluations.csv", COLUMNS)
+        self.file.keep(run.global_step)
         self.path = run.folder / "best.pt"
         self.best = self.saved_best()
 
     def all_batches(self) -> Iterator[list[Callable]]:
         """What makes the environments that are played side by side."""
+        make = partial(make_env, self.run.script, self.args)
         if self.args.eval_suite:
-            make = partial(self.make, self.args, 0)
             for batch in evaluate.batches(make, evaluate.suite_entries(make, self.args)):
                 yield [partial(make, **entry) for entry in batch]
         else:
             for k in range(len(entries(self.args))):
-                yield [partial(self.make, self.args, k)] * self.args.eval_episodes
+                yield [partial(make, k)] * self.args.eval_episodes
 
     def saved_best(self) -> dict | None:
         """What best.pt says about itself, if other episodes do not make it another measure."""
@@ -113,9 +109,14 @@ class Evaluations:
         if not all(param.isfinite().all() for param in agent.parameters()):
             return False  # the next update says so
         began = time.monotonic()
-        with own_randomness():
-            run.script.seed(self.args)
-            row = self.means(agent)
+        try:
+            with own_randomness():
+                run.script.seed(self.args)
+                row = self.means(agent)
+        except UsageError as problem:
+            raise UsageError(
+                f"while it was evaluated, at step {run.global_step}, {problem}"
+            ) from None
         for name, value in row.items():
             run.writer.add_scalar(f"eval/{name}", value, run.global_step)
         seconds = run.seconds + run.bar.format_dict["elapsed"]
@@ -139,14 +140,13 @@ class Evaluations:
         one of the greedy ones did not end. An episode has at most ten times the steps of the
         longest one of the training; before one has ended, of the steps so far."""
         run = self.run
-        longest = evaluate.longest_episode(Path(run.folder, "episodes.csv"))
-        longest = longest or run.global_step // run.steps * run.args.num_steps
+        longest = run.longest or run.global_step // run.steps * run.args.num_steps
         self.args.eval_max_steps = min(run.args.eval_max_steps, 10 * longest)
         row = {}
         for greedy, kind in ((True, ""), (False, "sampled ")):
             infos = []
             for makers in self.batches:
-                infos += self.play(agent, makers, self.args, greedy)
+                infos += run.play(agent, makers, self.args, greedy)
             row |= means_of(infos, kind)
             if not any("cut" in info for info in infos):
                 break

@@ -14,7 +14,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from functools import partial
 from numbers import Real
 from operator import itemgetter
 from pathlib import Path
@@ -202,27 +201,28 @@ class Services:
                 event = Event(step=self.global_step + 1, session_log=start)
                 self.writer.file_writer.add_event(event)
             self.note_flags()
-            self.episodes = CsvFile(self.folder / "episodes.csv", EPISODES, self.global_step)
+            self.episodes = CsvFile(self.folder / "episodes.csv", EPISODES)
+            kept = self.episodes.keep(self.global_step)
             self.stack.callback(self.episodes.close)
-            self.seconds = max((float(row["seconds"]) for row in self.episodes.kept), default=0.0)
+            self.seconds = max((float(row["seconds"]) for row in kept), default=0.0)
+            self.longest = max((int(row["length"]) for row in kept), default=0)
         return step
 
     def begin_evaluations(self) -> None:
         """--eval-every, on rank 0. Nothing is left to train where --stop-at was reached before."""
         has_ended = False
         if rank() == 0:
-            Envs = check.checked(self.script)
-
-            def play(agent: torch.nn.Module, makers: list, args: Any, greedy: bool) -> list[dict]:
-                with contextlib.closing(Envs(makers, args)) as envs:
-                    return self.script.play(agent, args, envs, greedy)
-
-            self.evaluations = Evaluations(self, play, partial(check.make_env, self.script))
+            self.evaluations = Evaluations(self)
             self.stack.callback(self.evaluations.file.close)
             has_ended = self.evaluations.has_ended()
         if broadcast(has_ended):
             self.args.num_iterations = self.first
             say(f"--stop-at {self.args.stop_at:g} has been reached")
+
+    def play(self, agent: torch.nn.Module, makers: list, args: Any, greedy: bool) -> list[dict]:
+        """The last info of an episode of each environment."""
+        with contextlib.closing(check.checked(self.script)(makers, args)) as envs:
+            return self.script.play(agent, args, envs, greedy)
 
     def num_steps(self) -> int:
         """The steps at the end of the training, whole updates."""
@@ -322,6 +322,7 @@ class Services:
             return
         values = {}  # name in the log -> numbers
         for (step, ret, length, *names), (report, metrics) in zip(rows, reports):
+            self.longest = max(self.longest, length)
             for name in names:
                 if name is not None:
                     self.writer.add_scalar(f"charts/episodic_return/{name}", ret, step)

@@ -237,6 +237,24 @@ def test_before_an_episode_has_ended(tmp_path, monkeypatch):
     assert limits == [80, 120, 120]
 
 
+class FailsWhenPlayed(Draws):
+    """With the seeds of evaluations alone."""
+
+    def reset(self, *, seed=None, options=None):
+        if (seed or 0) >= 20_000:
+            raise KeyError("a level that is not there")
+        return super().reset(seed=seed)
+
+
+gym.register("FailsWhenPlayed-v0", entry_point=FailsWhenPlayed)
+
+
+def test_error_in_an_evaluation(tmp_path):
+    words = "^while it was evaluated, at step 24, env 0, step 0, reset.*a level that is not there"
+    with pytest.raises(UsageError, match=words):
+        run(tmp_path, eval_every=1, **DRAWS | dict(env_id="FailsWhenPlayed-v0"))
+
+
 # ---- --stop-at ----
 def test_stop_at(tmp_path, capsys):
     """Met at once: the training ends after the first evaluation, as at any end, with a checkpoint,

@@ -14,6 +14,7 @@ from processes import begun_earlier, train
 from cleanrl_graph import ppo_graph, services
 from cleanrl_graph.services import evaluate
 from cleanrl_graph.services.check import UsageError
+from cleanrl_graph.services.csv_file import CsvFile
 
 
 class Delivery(SmallEnv):
@@ -149,6 +150,18 @@ def test_a_column_that_comes_later(tmp_path):
     ]
     assert {row["late"] for row in rows if row["task"] == "task_0"} == {""}
     assert [row["late"] for row in rows if row["task"] == "task_1"] == ["0.0", "1.0", "2.0", "3.0"]
+
+
+def test_part_of_a_row(tmp_path):
+    """Which a run that was killed has left is dropped, and so are later rows."""
+    path = tmp_path / "rows.csv"
+    path.write_text("step,return,late\n8,1.0,2\n16,2.0,3\n8,1.")
+    file = CsvFile(path, ("step", "return"))
+    assert file.keep(8) == [{"step": "8", "return": "1.0", "late": "2"}]
+    file.write([{"step": 12, "load": 5}])
+    file.write([{"step": 16, "return": 3.0}])
+    file.close()
+    assert path.read_text() == "step,return,late,load\n8,1.0,2,\n12,,,5\n16,3.0,,\n"
 
 
 # ---- What is wrong with them ----

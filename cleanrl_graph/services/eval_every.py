@@ -114,9 +114,7 @@ class Evaluations:
                 run.script.seed(self.args)
                 row = self.means(agent)
         except UsageError as problem:
-            raise UsageError(
-                f"while it was evaluated, at step {run.global_step}, {problem}"
-            ) from None
+            raise UsageError(f"{problem} (in the evaluation at step {run.global_step})") from None
         for name, value in row.items():
             run.writer.add_scalar(f"eval/{name}", value, run.global_step)
         seconds = run.seconds + run.bar.format_dict["elapsed"]

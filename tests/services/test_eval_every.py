@@ -250,7 +250,7 @@ gym.register("FailsWhenPlayed-v0", entry_point=FailsWhenPlayed)
 
 
 def test_error_in_an_evaluation(tmp_path):
-    words = "^while it was evaluated, at step 24, env 0, step 0, reset.*a level that is not there"
+    words = r"env 0, step 0, reset.*a level that is not there.* \(in the evaluation at step 24\)$"
     with pytest.raises(UsageError, match=words):
         run(tmp_path, eval_every=1, **DRAWS | dict(env_id="FailsWhenPlayed-v0"))
 

@@ -48,24 +48,28 @@ def score(row: dict) -> float:
 
 
 @contextlib.contextmanager
-def own_randomness() -> Iterator[None]:
-    """Puts back the state of the global random generators."""
+def own_randomness(agent: torch.nn.Module) -> Iterator[None]:
+    """Puts back the state of the global random generators, from which actions are drawn, too,
+    meanwhile: the training may have a generator for them."""
     before = random_state()
+    generator = getattr(agent.head, "generator", None)
+    agent.head.generator = None
     try:
         yield
     finally:
+        agent.head.generator = generator
         set_random_state(before)
 
 
 class Evaluations:
     """Those of a run, on rank 0, which has evaluations.csv and best.pt."""
 
-    def __init__(self, run: Any):
+    def __init__(self, run: Any, agent: torch.nn.Module):
         self.run = run
         self.args = copy.copy(run.args)
         # The episodes after the training have others, on which no model was chosen
         self.args.seed = (self.args.seed + 10_000) % 2**32
-        with own_randomness():
+        with own_randomness(agent):
             self.batches = list(self.all_batches())
         self.file = CsvFile(run.folder / "evaluations.csv", COLUMNS)
         self.file.keep(run.global_step)
@@ -110,7 +114,7 @@ class Evaluations:
             return False  # the next update says so
         began = time.monotonic()
         try:
-            with own_randomness():
+            with own_randomness(agent):
                 run.script.seed(self.args)
                 row = self.means(agent)
         except UsageError as problem:

@@ -212,7 +212,7 @@ class Services:
         """--eval-every, on rank 0. Nothing is left to train where --stop-at was reached before."""
         has_ended = False
         if rank() == 0:
-            self.evaluations = Evaluations(self)
+            self.evaluations = Evaluations(self, self.trained[0])
             self.stack.callback(self.evaluations.file.close)
             has_ended = self.evaluations.has_ended()
         if broadcast(has_ended):

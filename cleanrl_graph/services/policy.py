@@ -2,6 +2,7 @@
 --load-model.
 
     policy = load_policy("model.pt")                    # script, environment, network: the file's
+    policy = load_policy("best.pt")                     # of --eval-every
     policy = load_policy("model.pt", env, num_envs=16)  # for 16 environments with env's spaces
     policy = load_policy("runs/CartPole-v1__ppo_graph__1__2")  # a run that is not finished, too
 
@@ -28,7 +29,7 @@ import torch
 
 from cleanrl_graph.envs import fitting
 from cleanrl_graph.envs.masks import CanonicalMasks
-from cleanrl_graph.services import checkpoint, import_first
+from cleanrl_graph.services import checkpoint, import_first, summary
 from cleanrl_graph.services.arguments import args_of
 from cleanrl_graph.services.check import (
     LATEST,
@@ -41,7 +42,6 @@ from cleanrl_graph.services.check import (
     plain,
 )
 from cleanrl_graph.services.process import accelerate
-from cleanrl_graph.services.summary import listed
 
 OTHERS = ("norm_obs", "aux")  # flags beside those of the network that make it, too
 FREE = {"memory_length", "env_kwargs", "wrap"}  # may differ from the file's
@@ -89,13 +89,13 @@ def load_policy(
     device: Any = "cpu",
     script: ModuleType | None = None,
 ) -> "Policy":
-    """The policy in a `model.pt`, a `best.pt`, a checkpoint, or the newest in a folder. `env`, an
-    environment or anything with an observation_space and an action_space, has the wrappers that
-    --wrap names, and may have those that services put on by themselves; without it the environment
-    of the file's flags is made for a moment. `num_envs` makes it one for as many environments at
-    once. Not `greedy`: actions are drawn, by torch's generator. `script` is needed for a file of a
-    script under another name. ImportError if the script is not found, ValueError if file, spaces
-    and script do not fit together, OSError if the file cannot be read."""
+    """The policy in a `model.pt`, a checkpoint, or the newest in a folder. `env`, an environment or
+    anything with an observation_space and an action_space, has the wrappers that --wrap names, and
+    may have those that services put on by themselves; without it the environment of the file's
+    flags is made for a moment. `num_envs` makes it one for as many environments at once. Not
+    `greedy`: actions are drawn, by torch's generator. `script` is needed for a file of a script
+    under another name. ImportError if the script is not found, ValueError if file, spaces and
+    script do not fit together, OSError if the file cannot be read."""
     path = model_file(path)
     saved = read_model(path, device)
     if script is None:
@@ -163,7 +163,7 @@ def load_matching(agent: torch.nn.Module, weights: dict, about: str) -> None:
     text = f"{about}: --load-matching takes {len(taken)} of {len(ours)} weights"
     for names, what in ((fresh, "fresh"), (left, "only in the file")):
         if names:
-            text += f"; {what}: {listed(names, ', ')}"
+            text += f"; {what}: {summary.listed(names, ', ')}"
     fitting.say(text)
 
 

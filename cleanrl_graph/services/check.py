@@ -25,7 +25,7 @@ from gymnasium import spaces
 from cleanrl_graph.envs import fitting, wrappers
 from cleanrl_graph.envs.fitting import SAID, say
 from cleanrl_graph.envs.masks import CanonicalMasks
-from cleanrl_graph.services.metrics import metrics_of, wrong_metrics
+from cleanrl_graph.services.metrics import metrics_of, own_metrics, wrong_metrics
 
 POSITIVE = (
     "num_envs num_steps num_minibatches update_epochs gnn_layers gnn_dim eval_max_steps "
@@ -303,6 +303,7 @@ class Checked(gym.wrappers.RecordEpisodeStatistics):
 
     def metrics(self, info: dict) -> dict[str, float]:
         """The environment's own numbers of an episode that ends, the same ones each time."""
+        info = own_metrics(info)
         refuse(f"{place()}: {problem}" for problem in wrong_metrics(info, self.metric_names))
         self.metric_names = set(info.get("metrics", {}))
         metrics = metrics_of(info)
@@ -412,9 +413,9 @@ def close(env: gym.Env) -> None:
 
 
 def own_report(info: dict) -> dict:
-    """An info whose "group" can be a name and whose "eval" and "metrics" have columns. What an
-    environment means otherwise by these words is left out, which is said."""
-    for name in {"group", "eval", "metrics"} & set(info):
+    """An info whose "group" can be a name and whose "eval" has columns. What an environment means
+    otherwise by these words is left out, which is said."""
+    for name in {"group", "eval"} & set(info):
         value = info[name]
         try:
             pickle.dumps(value)

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from cleanrl_graph.envs.fitting import say
+
 # Columns of a run's files and tables, and what else is logged as charts/NAME
 TAKEN = re.compile(
     "(step|seconds|return|length|group|task|episode|instance|best_known|lower_bound|cut|greedy|SPS|"
@@ -23,6 +25,16 @@ def number_of(value: Any) -> float | None:
     except Exception:  # of many kinds
         return None
     return None if np.isinf(number) else number
+
+
+def own_metrics(info: dict) -> dict:
+    """An info without "metrics" if that is no dict of names, which is said: an environment means
+    something else by it."""
+    metrics = info.get("metrics", {})
+    if isinstance(metrics, dict) and all(isinstance(name, str) for name in metrics):
+        return info
+    say(f"info['metrics'] is left out: it is no metrics but {type(metrics).__name__}")
+    return {name: value for name, value in info.items() if name != "metrics"}
 
 
 def wrong_metrics(info: dict, before: set[str] | None) -> Iterator[str]:

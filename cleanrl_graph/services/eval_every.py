@@ -20,9 +20,9 @@ import torch
 from cleanrl_graph.envs.fitting import say
 from cleanrl_graph.services import evaluate, policy
 from cleanrl_graph.services.check import UsageError, entries, make_env
+from cleanrl_graph.services.checkpoint import random_state, set_random_state
 from cleanrl_graph.services.csv_file import CsvFile, read
 from cleanrl_graph.services.process import whole
-from cleanrl_graph.services.trial import random_state, set_random_state
 
 COLUMNS = ("step", "seconds", "took", "return", "length")  # of evaluations.csv, then what there is
 TIMES = ("step", "seconds", "took")

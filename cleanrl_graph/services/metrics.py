@@ -11,8 +11,9 @@ from cleanrl_graph.envs.fitting import say
 
 # Columns of a run's files and tables, and what else is logged as charts/NAME
 TAKEN = re.compile(
-    "(step|seconds|return|length|group|task|episode|instance|best_known|lower_bound|cut|gap|took|greedy|"
-    "SPS|learning_rate|obs_bytes_per_step|padding_avoided|)$|(best of |sampled |episodic_|eval/|rows/)"
+    "(step|seconds|return|length|group|task|episode|instance|best_known|lower_bound|cut|gap|took|"
+    "greedy|SPS|learning_rate|obs_bytes_per_step|padding_avoided|)$|"
+    "(best of |sampled |episodic_|eval/|rows/)"
 )
 
 

@@ -2,7 +2,7 @@
 # The best model of --eval-every against the last one, VertexCover-v0: trained for 49,152 steps on graphs of 5, 10 and 15
 # nodes, with a learning rate that falls and with a constant, larger one. Every second update 100 episodes choose best.pt.
 # Both models are then played on graphs that chose neither: 300 others of these sizes, and the 100 test graphs of 20 nodes.
-# About 15 minutes of one core.
+# About 20 minutes of one core that other jobs share.
 #
 #     bash benchmark/best_model.sh [--out DIR] [FLAGS OF run.py]     # PARTS="train play table" is the default
 set -euo pipefail

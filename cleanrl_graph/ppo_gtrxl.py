@@ -205,10 +205,11 @@ def sum_of_ranks(tensor: Tensor) -> Tensor:
 def average_gradients(agent: nn.Module) -> None:
     """Replaces each gradient by its mean over all ranks, in one all-reduce."""
     if WORLD_SIZE > 1:
-        for param in agent.parameters():
+        params = [param for param in agent.parameters() if param.requires_grad]
+        for param in params:
             if param.grad is None:  # a network without rows, on this rank
                 param.grad = torch.zeros_like(param)
-        grads = [param.grad for param in agent.parameters()]
+        grads = [param.grad for param in params]
         total = sum_of_ranks(nn.utils.parameters_to_vector(grads))
         nn.utils.vector_to_parameters(total / WORLD_SIZE, grads)
 
@@ -921,12 +922,13 @@ class Encoder(nn.Module):
         return torch.cat([features, self(obs)[0]], 1) if self.leaves else features
 
     def observe(self, obs: Obs) -> None:
-        """Adds the rows of the observations to the statistics of --norm-obs."""
+        """Adds the rows of the observations to the statistics of --norm-obs, unless they are in
+        evaluation mode."""
         for leaf in self.leaves:
             if leaf.is_links:
                 continue
             net = self.rows[module_key(leaf.path)]
-            if isinstance(net, Rows) and net.norm_obs:
+            if isinstance(net, Rows) and net.norm_obs and net.training:
                 net.observe(obs[leaf.path].values)
 
 

@@ -26,6 +26,7 @@ from gymnasium import spaces
 from cleanrl_graph.envs import fitting, wrappers
 from cleanrl_graph.envs.fitting import SAID, say
 from cleanrl_graph.envs.masks import CanonicalMasks
+from cleanrl_graph.services.metrics import metrics_of, own_metrics, wrong_metrics
 
 POSITIVE = (
     "num_envs num_steps num_minibatches update_epochs gnn_layers gnn_dim eval_max_steps "
@@ -34,13 +35,13 @@ POSITIVE = (
 NOT_NEGATIVE = (
     "num_workers env_timeout checkpoint_every checkpoint_minutes total_timesteps eval_episodes "
     "eval_samples set_layers memory_length learning_rate target_kl max_grad_norm pg_coef "
-    "aux_coef bc_coef bc_anneal bc_updates norm_vloss adv_floor"
+    "aux_coef bc_coef bc_anneal bc_updates norm_vloss adv_floor eval_every"
 )
 RANGES = [
     (POSITIVE, 1, math.inf),
     (NOT_NEGATIVE, 0, math.inf),
     ("gamma gae_lambda clip_coef adv_floor_decay", 0, 1),
-    ("ent_coef vf_coef", -math.inf, math.inf),
+    ("ent_coef vf_coef stop_at", -math.inf, math.inf),
     ("seed", 0, 2**32 - 1),
 ]
 LARGEST = 3e38  # a bit less than the largest float32, 3.4e38
@@ -173,6 +174,7 @@ class Checked(gym.wrappers.RecordEpisodeStatistics):
     num_acted = None  # rows that acted before the present observation, if its episode goes on
     has_agents = False  # which need info["rewards"]
     has_mask = True
+    metric_names = None  # those of an episode before
     may_mask = False  # there are options and neither a mask nor a word about one
 
     def __init__(self, env: gym.Env):
@@ -291,10 +293,24 @@ class Checked(gym.wrappers.RecordEpisodeStatistics):
         if isinstance(recorded, dict):
             episode |= recorded
         if self.number is not None:
+            metrics = self.metrics(info) if "r" in episode else {}
             info = {key: info[key] for key in ("group", "eval", "rewards") if key in info}
+            if metrics:
+                info["metrics"] = metrics
         if "r" in episode:
             info = info | {"episode": {name: number_of(episode[name]) for name in ("r", "l")}}
         return info
+
+    def metrics(self, info: dict) -> dict[str, float]:
+        """The environment's own numbers of an episode that ends, the same ones each time."""
+        info = own_metrics(info)
+        refuse(f"{place()}: {problem}" for problem in wrong_metrics(info, self.metric_names))
+        self.metric_names = set(info.get("metrics", {}))
+        metrics = metrics_of(info)
+        for name, value in metrics.items():
+            if math.isnan(value):
+                say(f"{place()}: {name} is nan, and is left out of the means", f"{name} is nan")
+        return metrics
 
 
 def settings() -> tuple:

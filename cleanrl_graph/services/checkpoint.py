@@ -38,8 +38,9 @@ SAME = set(
 )  # the saved environments, memory or optimizer fit no other values
 FREE = set(
     "run_dir track wandb_project_name wandb_entity capture_video save_model load_model "
-    "checkpoint_every checkpoint_minutes resume eval_suite eval_episodes eval_samples "
-    "eval_max_steps env_timeout cuda exp_name num_iterations".split()
+    "load_matching checkpoint_every checkpoint_minutes resume eval_suite eval_episodes "
+    "eval_samples eval_max_steps eval_every stop_at env_timeout cuda exp_name "
+    "num_iterations".split()
 )  # all others shape the training
 GONE = {
     "readout": "meanmax",

@@ -218,7 +218,7 @@ def test_what_does_not_fit(tmp_path):
     old = (
         r"old.pt: .*it is of ppo_graph.py and Random-v0, its weights do not fit .* this script was "
     )
-    old += r"changed .*policy.* is one of 4 that differ$"
+    old += r"changed .*policy.* is one of 4 that differ(; --load-matching takes those that fit)?$"
     lstm = r"flags \['lstm_dim'\], ppo_graph does not; it is of ppo_lstm_sparse"
     other = "(?s)observation space Box.*action space Discrete.*it is of ppo_graph"
     for name, sentence, more in [

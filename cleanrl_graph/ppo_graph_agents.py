@@ -204,6 +204,13 @@ def seed(args: Args) -> None:
     torch.manual_seed(args.seed)
 
 
+def default_generator(device: torch.device) -> torch.Generator:
+    """The generator from which torch draws on this device, unless it is given another one."""
+    if device.type == "cuda":
+        return torch.cuda.default_generators[device.index]
+    return torch.default_generator
+
+
 def start(args: Args) -> torch.device:
     """The device of this rank. Connects the ranks and sets torch's threads."""
     device = torch.device("cpu")
@@ -995,9 +1002,9 @@ class Categorical:
     def mode(self) -> Tensor:
         return self.best(self.log_probs)
 
-    def sample(self) -> Tensor:
-        noise = torch.empty_like(self.log_probs).exponential_().log()  # minus Gumbel noise
-        return self.best(self.log_probs - noise)
+    def sample(self, generator: torch.Generator | None) -> Tensor:
+        noise = torch.empty_like(self.log_probs).exponential_(generator=generator)
+        return self.best(self.log_probs - noise.log())  # minus its log is Gumbel noise
 
     def best(self, score: Tensor) -> Tensor:
         return score.argmax(-1)
@@ -1035,6 +1042,14 @@ class Choice(Categorical):
 
     def total(self, terms: Tensor) -> Tensor:
         return segment(terms, self.ptr)[:, None]
+
+
+class Gaussian(Normal):
+    """torch's Normal, but its samples are drawn from a generator, and without waiting for the
+    device."""
+
+    def sample(self, generator: torch.Generator | None) -> Tensor:
+        return self.loc + torch.empty_like(self.loc).normal_(generator=generator) * self.scale
 
 
 class Part(NamedTuple):
@@ -1306,7 +1321,7 @@ class PartHead(nn.Module):
 
     def forward(
         self, latent: Tensor, elements: dict[str, Ragged], obs: Obs, before: Tensor | None
-    ) -> Categorical | Normal:
+    ) -> Categorical | Gaussian:
         """Its log_prob and entropy are [rows, columns of the part]. `before` [rows, any] is the
         action of the part before, None for the first."""
         part = self.part
@@ -1329,7 +1344,7 @@ class PartHead(nn.Module):
         log_std = self.log_std
         if log_std is None:
             output, log_std = output.chunk(2, 1)
-        return Normal(output, log_std.exp(), validate_args=False)
+        return Gaussian(output, log_std.exp(), validate_args=False)
 
     def masked(
         self, logits: Tensor, obs: Obs, before: Tensor | None, options: Ragged | None = None
@@ -1386,6 +1401,7 @@ class ActionHead(nn.Module):
     def __init__(self, space: gym.Space, leaves: list[Leaf], dim: int, dims: dict, args: Args):
         super().__init__()
         self.space = space
+        self.generator = None  # draws the actions, see Run.begin; None is torch's own
         parts = parts_of(space, leaves, args)
         nodes = {leaf.group: leaf.nodes for leaf in leaves}
         self.heads = nn.ModuleList()
@@ -1416,6 +1432,8 @@ class ActionHead(nn.Module):
         entropy = latent.new_zeros(len(latent))
         columns = []
         before = None  # the action of the part before
+        # A program that is compiled or exported cannot be given a generator
+        generator = None if torch.compiler.is_compiling() else self.generator
         for head in self.heads:
             probs = head(latent, elements, obs, before)
             if action is not None:
@@ -1423,8 +1441,8 @@ class ActionHead(nn.Module):
                 entropy = entropy + probs.entropy().sum(1)
             elif greedy:
                 choice = probs.mode
-            else:  # Normal.sample would wait for the device
-                choice = probs.sample() if head.part.n else probs.rsample()
+            else:
+                choice = probs.sample(generator)
             log_prob = log_prob + probs.log_prob(choice).sum(1)
             columns.append(choice.float())
             before = choice
@@ -1596,7 +1614,10 @@ class Run:
         """The Step to begin with. Gives each rank random numbers of its own and opens the log."""
         if RANK > 0:
             torch.manual_seed(self.args.seed + RANK)
-        else:
+        # What is drawn stays the same if environments draw from torch's generator, or seed it
+        device = next(agent.parameters()).device
+        agent.head.generator = default_generator(device).clone_state()
+        if RANK == 0:
             print(f"writes to {self.folder}")
             self.writer = SummaryWriter(self.folder)
             self.bar = self.make_bar()

@@ -216,6 +216,13 @@ def seed(args: Args) -> None:
     torch.manual_seed(args.seed)
 
 
+def default_generator(device: torch.device) -> torch.Generator:
+    """The generator from which torch draws on this device, unless it is given another one."""
+    if device.type == "cuda":
+        return torch.cuda.default_generators[device.index]
+    return torch.default_generator
+
+
 def start(args: Args) -> torch.device:
     """The device of this rank. Connects the ranks and sets torch's threads."""
     device = torch.device("cpu")
@@ -957,9 +964,9 @@ class Categorical:
     def mode(self) -> Tensor:
         return self.best(self.log_probs)
 
-    def sample(self) -> Tensor:
-        noise = torch.empty_like(self.log_probs).exponential_().log()  # minus Gumbel noise
-        return self.best(self.log_probs - noise)
+    def sample(self, generator: torch.Generator | None) -> Tensor:
+        noise = torch.empty_like(self.log_probs).exponential_(generator=generator)
+        return self.best(self.log_probs - noise.log())  # minus its log is Gumbel noise
 
     def best(self, score: Tensor) -> Tensor:
         return score.argmax(-1)
@@ -997,6 +1004,14 @@ class Choice(Categorical):
 
     def total(self, terms: Tensor) -> Tensor:
         return segment(terms, self.ptr)[:, None]
+
+
+class Gaussian(Normal):
+    """torch's Normal, but its samples are drawn from a generator, and without waiting for the
+    device."""
+
+    def sample(self, generator: torch.Generator | None) -> Tensor:
+        return self.loc + torch.empty_like(self.loc).normal_(generator=generator) * self.scale
 
 
 class Part(NamedTuple):
@@ -1268,7 +1283,7 @@ class PartHead(nn.Module):
 
     def forward(
         self, latent: Tensor, elements: dict[str, Ragged], obs: Obs, before: Tensor | None
-    ) -> Categorical | Normal:
+    ) -> Categorical | Gaussian:
         """Its log_prob and entropy are [rows, columns of the part]. `before` [rows, any] is the
         action of the part before, None for the first."""
         part = self.part
@@ -1291,7 +1306,7 @@ class PartHead(nn.Module):
         log_std = self.log_std
         if log_std is None:
             output, log_std = output.chunk(2, 1)
-        return Normal(output, log_std.exp(), validate_args=False)
+        return Gaussian(output, log_std.exp(), validate_args=False)
 
     def masked(
         self, logits: Tensor, obs: Obs, before: Tensor | None, options: Ragged | None = None
@@ -1350,6 +1365,7 @@ class ActionHead(nn.Module):
     def __init__(self, space: gym.Space, leaves: list[Leaf], dim: int, dims: dict, args: Args):
         super().__init__()
         self.space = space
+        self.generator = None  # draws the actions, see Run.begin; None is torch's own
         parts = parts_of(space, leaves, args)
         nodes = {leaf.group: leaf.nodes for leaf in leaves}
         self.heads = nn.ModuleList()
@@ -1377,6 +1393,8 @@ class ActionHead(nn.Module):
         total = 0.0  # of log_prob and entropy
         rows = STEP
         before = None  # the action of the part before
+        # A program that is compiled or exported cannot be given a generator
+        generator = None if torch.compiler.is_compiling() else self.generator
         for head in self.heads:
             part = head.part
             if part.rows != rows:  # from here on each row draws
@@ -1390,8 +1408,8 @@ class ActionHead(nn.Module):
                 choice = action[rows][:, part.columns]
             elif greedy:
                 choice = probs.mode
-            else:  # Normal.sample would wait for the device
-                choice = probs.sample() if part.n else probs.rsample()
+            else:
+                choice = probs.sample(generator)
             log_prob = probs.log_prob(choice).sum(1)
             entropy = torch.zeros_like(log_prob) if action is None else probs.entropy().sum(1)
             terms = torch.stack([log_prob, entropy], 1)
@@ -1519,7 +1537,7 @@ class Reconstruct(nn.Module):
 
     def forward(self, agent: "Agent", obs: Obs, latent: Tensor) -> Tensor:
         """The loss, given the actor's latent [B, dim]."""
-        moved, places = self.move(obs)
+        moved, places = self.move(obs, agent.head.generator)
         if places:
             features, elements = agent.encoder(moved)
             context = agent.actor(features)
@@ -1544,7 +1562,7 @@ class Reconstruct(nn.Module):
             losses.append((errors / num[batch]).sum() / (num > 0).sum().clamp(min=1))
         return torch.stack(losses).mean()
 
-    def move(self, obs: Obs) -> tuple[Obs, dict[str, Tensor]]:
+    def move(self, obs: Obs, generator: torch.Generator | None) -> tuple[Obs, dict[str, Tensor]]:
         """Observations with a quarter of the rows of each group but STEP in other places, and
         {group: these places}."""
         moved = dict(obs)
@@ -1552,7 +1570,7 @@ class Reconstruct(nn.Module):
         for leaf in self.leaves:
             if leaf.is_ragged:
                 values, ptr, batch = obs[leaf.path]
-                order = torch.randperm(len(values), device=values.device)
+                order = torch.randperm(len(values), generator=generator, device=values.device)
                 rows = places.setdefault(leaf.group, order.chunk(4)[0])
                 others = values[rows.roll(1)]
                 values = values.index_copy(0, rows, others)
@@ -1694,7 +1712,10 @@ class Run:
         """The Step to begin with. Gives each rank random numbers of its own and opens the log."""
         if RANK > 0:
             torch.manual_seed(self.args.seed + RANK)
-        else:
+        # What is drawn stays the same if environments draw from torch's generator, or seed it
+        device = next(agent.parameters()).device
+        agent.head.generator = default_generator(device).clone_state()
+        if RANK == 0:
             print(f"writes to {self.folder}")
             self.writer = SummaryWriter(self.folder)
             self.bar = self.make_bar()

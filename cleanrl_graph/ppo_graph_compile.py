@@ -595,7 +595,7 @@ class Storage:
         copy."""
         arrays = []  # ptr and batch of the first group, of the second one, ...
         for num in flat.counts.values():
-            arrays += [np.append(0, num.cumsum()), np.arange(flat.size).repeat(num)]
+            arrays += [np.concatenate([[0], num.cumsum()]), np.arange(flat.size).repeat(num)]
         arrays = pack(arrays, self.device)
         index = dict(zip(flat.counts, zip(arrays[::2], arrays[1::2])))  # group -> (ptr, batch)
         obs = {}
@@ -1185,8 +1185,9 @@ def to_env_actions(
             columns.append(to_env_actions(child, actions, acting, counts))
         rows = list(zip(*columns))
         return rows if isinstance(space, spaces.Tuple) else [dict(zip(space, row)) for row in rows]
-    values, actions[STEP] = np.split(actions[STEP], [math.prod(space.shape)], 1)
-    values = values.reshape(-1, *space.shape)
+    num = math.prod(space.shape)
+    values = actions[STEP][:, :num].reshape(-1, *space.shape)
+    actions[STEP] = actions[STEP][:, num:]
     if isinstance(space, spaces.Box):
         middle, scale = scale_of(space)
         return list(nearest(space, middle + scale * values))

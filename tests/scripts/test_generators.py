@@ -136,3 +136,18 @@ def test_checkpoints_of_before():
     state = torch.Generator().manual_seed(6).get_state()
     checkpoint.restore_generator(agent, state)
     assert torch.equal(generator.get_state(), state)
+
+
+def test_resume(seeding, tmp_path):
+    """The state of the generator is in a checkpoint: a run that goes on from one draws the same
+    actions as the run that was not stopped."""
+    seeding("CartPole-v1")
+    flags = dict(env_id="CartPole-v1", checkpoint_every=1, total_timesteps=96)
+    whole = run(tmp_path / "a", **flags)
+    run(tmp_path / "b", **flags)
+    (last,) = (tmp_path / "b").glob("*/checkpoint_*96.ckpt")
+    last.unlink()
+    again = run(tmp_path / "b", resume=str(last.parent), **flags)
+    assert len(whole.scalars["losses/policy_loss"]) == 4
+    for tag in ("losses/policy_loss", "losses/entropy"):
+        assert again.scalars[tag][-1] == whole.scalars[tag][-1]

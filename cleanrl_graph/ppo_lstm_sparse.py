@@ -223,6 +223,13 @@ def seed(args: Args) -> None:
     torch.manual_seed(args.seed)
 
 
+def default_generator(device: torch.device) -> torch.Generator:
+    """The generator from which torch draws on this device, unless it is given another one."""
+    if device.type == "cuda":
+        return torch.cuda.default_generators[device.index]
+    return torch.default_generator
+
+
 def start(args: Args) -> torch.device:
     """The device of this rank. Connects the ranks and sets torch's threads."""
     device = torch.device("cpu")
@@ -615,15 +622,16 @@ class Storage:
     def index(self, counts: dict[str, np.ndarray]) -> dict[str, tuple[Tensor, Tensor]]:
         """ptr and batch of each group. A GPU makes them itself: only the counts are copied to it,
         nothing as long as the rows."""
-        if self.device.type == "cpu":
-            ptrs = [torch.from_numpy(np.append(0, num.cumsum())) for num in counts.values()]
-            batches = [torch.from_numpy(np.arange(len(num)).repeat(num)) for num in counts.values()]
-            return dict(zip(counts, zip(ptrs, batches)))
         index = {}
-        copies = pack([np.append(0, num) for num in counts.values()], self.device)
-        for (group, num), copy in zip(counts.items(), copies):
-            ptr = copy.cumsum(0)
-            index[group] = ptr, torch.repeat_interleave(copy[1:], output_size=int(num.sum()))
+        padded = [np.concatenate([[0], num]) for num in counts.values()]
+        if self.device.type == "cpu":
+            for (group, num), zero_and_num in zip(counts.items(), padded):
+                batch = np.arange(len(num)).repeat(num)
+                index[group] = torch.from_numpy(zero_and_num.cumsum()), torch.from_numpy(batch)
+        else:
+            for (group, num), copy in zip(counts.items(), pack(padded, self.device)):
+                batch = torch.repeat_interleave(copy[1:], output_size=int(num.sum()))
+                index[group] = copy.cumsum(0), batch
         return index
 
     def batch(self, flat: Flat, index: dict | None = None) -> Obs:
@@ -986,9 +994,9 @@ class Categorical:
     def mode(self) -> Tensor:
         return self.best(self.log_probs)
 
-    def sample(self) -> Tensor:
-        noise = torch.empty_like(self.log_probs).exponential_().log()  # minus Gumbel noise
-        return self.best(self.log_probs - noise)
+    def sample(self, generator: torch.Generator | None) -> Tensor:
+        noise = torch.empty_like(self.log_probs).exponential_(generator=generator)
+        return self.best(self.log_probs - noise.log())  # minus its log is Gumbel noise
 
     def best(self, score: Tensor) -> Tensor:
         return score.argmax(-1)
@@ -1026,6 +1034,14 @@ class Choice(Categorical):
 
     def total(self, terms: Tensor) -> Tensor:
         return segment(terms, self.ptr)[:, None]
+
+
+class Gaussian(Normal):
+    """torch's Normal, but its samples are drawn from a generator, and without waiting for the
+    device."""
+
+    def sample(self, generator: torch.Generator | None) -> Tensor:
+        return self.loc + torch.empty_like(self.loc).normal_(generator=generator) * self.scale
 
 
 class Part(NamedTuple):
@@ -1209,8 +1225,9 @@ def to_env_actions(
             columns.append(to_env_actions(child, actions, acting, counts))
         rows = list(zip(*columns))
         return rows if isinstance(space, spaces.Tuple) else [dict(zip(space, row)) for row in rows]
-    values, actions[STEP] = np.split(actions[STEP], [math.prod(space.shape)], 1)
-    values = values.reshape(-1, *space.shape)
+    num = math.prod(space.shape)
+    values = actions[STEP][:, :num].reshape(-1, *space.shape)
+    actions[STEP] = actions[STEP][:, num:]
     if isinstance(space, spaces.Box):
         middle, scale = scale_of(space)
         return list(nearest(space, middle + scale * values))
@@ -1297,7 +1314,7 @@ class PartHead(nn.Module):
 
     def forward(
         self, latent: Tensor, elements: dict[str, Ragged], obs: Obs, before: Tensor | None
-    ) -> Categorical | Normal:
+    ) -> Categorical | Gaussian:
         """Its log_prob and entropy are [rows, columns of the part]. `before` [rows, any] is the
         action of the part before, None for the first."""
         part = self.part
@@ -1320,7 +1337,7 @@ class PartHead(nn.Module):
         log_std = self.log_std
         if log_std is None:
             output, log_std = output.chunk(2, 1)
-        return Normal(output, log_std.exp(), validate_args=False)
+        return Gaussian(output, log_std.exp(), validate_args=False)
 
     def masked(
         self, logits: Tensor, obs: Obs, before: Tensor | None, options: Ragged | None = None
@@ -1379,6 +1396,7 @@ class ActionHead(nn.Module):
     def __init__(self, space: gym.Space, leaves: list[Leaf], dim: int, dims: dict, args: Args):
         super().__init__()
         self.space = space
+        self.generator = None  # draws the actions, see Run.begin; None is torch's own
         parts = parts_of(space, leaves, args)
         nodes = {leaf.group: leaf.nodes for leaf in leaves}
         self.heads = nn.ModuleList()
@@ -1406,6 +1424,8 @@ class ActionHead(nn.Module):
         total = 0.0  # of log_prob and entropy
         rows = STEP
         before = None  # the action of the part before
+        # A program that is compiled or exported cannot be given a generator
+        generator = None if torch.compiler.is_compiling() else self.generator
         for head in self.heads:
             part = head.part
             if part.rows != rows:  # from here on each row draws
@@ -1419,8 +1439,8 @@ class ActionHead(nn.Module):
                 choice = action[rows][:, part.columns]
             elif greedy:
                 choice = probs.mode
-            else:  # Normal.sample would wait for the device
-                choice = probs.sample() if part.n else probs.rsample()
+            else:
+                choice = probs.sample(generator)
             log_prob = probs.log_prob(choice).sum(1)
             entropy = torch.zeros_like(log_prob) if action is None else probs.entropy().sum(1)
             terms = torch.stack([log_prob, entropy], 1)
@@ -1594,7 +1614,7 @@ class Timeline:
         now = source[edge] * num_steps + step[event]
         newest = np.searchsorted(clock[self.order], now, side="right") - 1
         num = np.bincount(event, minlength=len(entry))
-        return edge, self.order[newest], np.append(0, num.cumsum())
+        return edge, self.order[newest], np.concatenate([[0], num.cumsum()])
 
 
 class LSTM(nn.LSTM):
@@ -2080,7 +2100,10 @@ class Run:
         """The Step to begin with. Gives each rank random numbers of its own and opens the log."""
         if RANK > 0:
             torch.manual_seed(self.args.seed + RANK)
-        else:
+        # What is drawn stays the same if environments draw from torch's generator, or seed it
+        device = next(agent.parameters()).device
+        agent.head.generator = default_generator(device).clone_state()
+        if RANK == 0:
             print(f"writes to {self.folder}")
             self.writer = SummaryWriter(self.folder)
             self.bar = self.make_bar()

@@ -356,6 +356,7 @@ def install() -> None:
     cuda._lazy_init = lambda: None
     cuda.is_available, cuda.device_count, cuda.current_device = lambda: True, lambda: 1, lambda: 0
     cuda.set_device, cuda.synchronize = lambda *args: None, lambda *args: log.wait("synchronize")
+    cuda.default_generators = (torch.default_generator,)
     cuda.get_rng_state_all = lambda: [torch.get_rng_state()]
     cuda.set_rng_state_all = lambda states: None
     deepcopy, load, to_cpu = Tensor.__deepcopy__, torch.load, storage.cpu

@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_map_only
 
 from cleanrl_graph.envs.fitting import say
 from cleanrl_graph.services.check import close, kept_latest, plain, put_back, settings
+from cleanrl_graph.services.process import default_generator
 from cleanrl_graph.services.workers import joined
 
 FORMAT = "cleanrl_graph-checkpoint-5"
@@ -447,8 +448,10 @@ def state_of(envs: Any, rng: np.random.Generator, memory: Any, step: tuple) -> d
         state["envs"] = [next(dumps) for _ in state["envs"]]
     arrays = {k: v for k, v in step._asdict().items() if isinstance(v, np.ndarray)}
     remembered = memory.state() if hasattr(memory, "state") else None
+    generator = getattr(memory.agent.head, "generator", None)  # a copy of a script may lack it
     return {
         "envs": states,
+        "generator": generator and generator.get_state(),
         "step": arrays,  # without the observations, which the environments' rows are
         "minibatches": rng.bit_generator.state,
         "random": random_state(),
@@ -495,6 +498,7 @@ def restore(run: Any, failures: int) -> tuple:
     seed = run.args.seed + 1_000_003 * (run.first + failures + 1)
     if len(run.saved["ranks"]) != world_size():
         torch.manual_seed(seed + rank())
+        restore_generator(agent, None)
         return envs.reset((seed + rank() * run.args.num_envs) % 2**32)
     mine = run.saved["ranks"][rank()]
     if not mine["envs"]:
@@ -517,4 +521,16 @@ def restore(run: Any, failures: int) -> tuple:
         memory.restore(mine["memory"])
     rng.bit_generator.state = mine["minibatches"]
     set_random_state(mine["random"])
+    restore_generator(agent, mine.get("generator"))
     return step
+
+
+def restore_generator(agent: torch.nn.Module, state: torch.Tensor | None) -> None:
+    """Puts back the state of the generator that draws the actions. Before there was one, torch's
+    drew them: without a state, or with one of another device, it goes on from torch's."""
+    generator = getattr(agent.head, "generator", None)
+    if generator is None:
+        return
+    present = default_generator(generator.device).get_state()
+    same = state is not None and state.shape == present.shape
+    generator.set_state(state if same else present)

@@ -41,7 +41,7 @@ from cleanrl_graph.services.check import (
     one_kind,
     plain,
 )
-from cleanrl_graph.services.process import accelerate
+from cleanrl_graph.services.process import accelerate, default_generator
 
 OTHERS = ("norm_obs", "aux")  # flags beside those of the network that make it, too
 FREE = {"memory_length", "env_kwargs", "wrap"}  # may differ from the file's
@@ -93,7 +93,8 @@ def load_policy(
     anything with an observation_space and an action_space, has the wrappers that --wrap names, and
     may have those that services put on by themselves; without it the environment of the file's
     flags is made for a moment. `num_envs` makes it one for as many environments at once. Not
-    `greedy`: actions are drawn, by torch's generator. `script` is needed for a file of a script
+    `greedy`: actions are drawn, by `policy.generator`, which begins in the state of torch's and can
+    be seeded: `policy.generator.manual_seed(1)`. `script` is needed for a file of a script
     under another name. ImportError if the script is not found, ValueError if file, spaces and
     script do not fit together, OSError if the file cannot be read."""
     path = model_file(path)
@@ -306,6 +307,8 @@ class Policy:
                 part if part.group is None else part._replace(n=max(part.n, most)) for part in parts
             ]
         self.agent = script.Agent(self.envs.leaves, env.action_space, args).to(device).eval()
+        self.generator = default_generator(next(self.agent.parameters()).device).clone_state()
+        self.agent.head.generator = self.generator
         self.memory = script.Memory(self.agent, self.envs.leaves, size, args)
         self.has_memory = hasattr(self.memory, "state")
         self.reset()
@@ -323,7 +326,8 @@ class Policy:
         pickler.persistent_id = lambda part: numbers.get(id(part))
         pickler.dump(self.memory)
         made = (self.script, vars(self.args), self.env.unwrapped, self.num_envs, self.greedy)
-        own = {name: vars(self)[name] for name in ("has_value", "num_steps", "begins", "path")}
+        names = ("has_value", "num_steps", "begins", "path", "generator")
+        own = {name: vars(self)[name] for name in names}
         weights = self.agent.state_dict()
         parts = self.envs.parts
         return dict(made=made, weights=weights, parts=parts, memory=file.getvalue(), own=own)
@@ -339,6 +343,7 @@ class Policy:
         unpickler.persistent_load = self.networks().get
         self.memory = unpickler.load()
         vars(self).update(state["own"])
+        self.agent.head.generator = self.generator
 
     def networks(self) -> dict[str, Any]:
         """Name -> network, and the flags, which a memory may refer to."""

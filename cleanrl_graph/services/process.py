@@ -22,6 +22,13 @@ def tune() -> None:
     atexit.register(gc.freeze)
 
 
+def default_generator(device: torch.device) -> torch.Generator:
+    """The generator from which torch draws on this device, unless it is given another one."""
+    if device.type == "cuda":
+        return torch.cuda.default_generators[device.index]
+    return torch.default_generator
+
+
 @contextlib.contextmanager
 def whole(path: Any) -> Iterator[str]:
     """Where to write a file that takes its place at the end, whole or not at all. SystemExit if it

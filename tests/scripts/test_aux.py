@@ -247,7 +247,7 @@ def test_reconstruction_loss(observation):
         torch.manual_seed(5)
         loss = agent.aux(agent, obs, latent).item()
         torch.manual_seed(5)
-        moved, places = agent.aux.move(obs)
+        moved, places = agent.aux.move(obs, None)
         features, elements = agent.encoder(moved)
         context, total = agent.actor(features), []
         told = [leaf for leaf in found.probe.leaves if leaf.is_input and not leaf.is_links]
@@ -291,7 +291,7 @@ def test_a_quarter_of_the_rows_moves():
     env = lambda: RandomEnv("set_of_dict", head="nodes")
     found = collected(env, aux="reconstruct", num_steps=40)
     obs = found.storage.gather(np.arange(120))[0]
-    moved, places = found.agent.aux.move(obs)
+    moved, places = found.agent.aux.move(obs, None)
     (rows,) = places.values()
     a, b = (f"obs.{name}" for name in "ab")
     assert len(rows.unique()) == len(rows) == -(-len(obs[a].values) // 4)

@@ -41,7 +41,7 @@ from cleanrl_graph import ppo_graph as script, services
 services.main(script, 2)
 """
 GREEDY = """
-script.Categorical.sample = lambda self: self.mode
+script.Categorical.sample = lambda self, _: self.mode
 """
 SMALL = "--no-cuda --hidden-dims 16 --eval-episodes 0 --save-model --gnn-dim 8 "
 
@@ -65,7 +65,7 @@ MIXED |= dict(norm_adv=False, norm_vloss=1.0)
 
 def greedy(monkeypatch, module):
     """The most probable categories are drawn."""
-    monkeypatch.setattr(module.Categorical, "sample", lambda self: self.mode)
+    monkeypatch.setattr(module.Categorical, "sample", lambda self, _: self.mode)
 
 
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in SCRIPTS[1:]]

@@ -1,5 +1,6 @@
 """A trained policy in a program of one's own: it does what `play` does, in every script."""
 
+import copy
 import importlib
 import json
 import multiprocessing
@@ -164,17 +165,21 @@ def test_no_value_without_the_critic(tmp_path):
 
 
 def test_sampled_actions(tmp_path):
-    """Not greedy: actions are drawn from the policy's distribution, by torch's generator."""
+    """Not greedy: actions are drawn from the policy's distribution, by its own generator."""
     saved(tmp_path / "model.pt", "ppo_graph", env_kwargs=NAMED)
     policy = load_policy(tmp_path / "model.pt", greedy=False)
     obs = policy.make_env().reset(seed=1)[0]
     draws = [policy(obs) for _ in range(2)]
-    torch.manual_seed(0), policy(obs), torch.manual_seed(0)
     assert not same(draws[:1], draws[1:])
-    torch.manual_seed(3)
+    policy.generator.manual_seed(3)
     first = policy(obs)
-    torch.manual_seed(3)
+    policy.generator.manual_seed(3)
     assert same([first], [policy(obs)])
+    copies = [copy.deepcopy(policy), pickle.loads(pickle.dumps(policy))]
+    wanted = [policy(obs) for _ in range(9)]
+    for other in copies:
+        torch.manual_seed(7)
+        assert same([other(obs) for _ in range(9)], wanted)
 
 
 def test_spaces_are_enough(tmp_path):

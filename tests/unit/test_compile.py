@@ -60,8 +60,9 @@ def test_bucket():
 def greedy(monkeypatch):
     """The most probable actions, so that other random numbers make the same rollouts."""
     for kind in (ppo_graph.Categorical, script.Categorical):
-        monkeypatch.setattr(kind, "sample", lambda self: self.mode)
-    monkeypatch.setattr(torch.distributions.Normal, "rsample", lambda self, *_: self.mode)
+        monkeypatch.setattr(kind, "sample", lambda self, _: self.mode)
+    for kind in (ppo_graph.Gaussian, script.Gaussian):
+        monkeypatch.setattr(kind, "sample", lambda self, _: self.mode)
 
 
 def assert_same_run(one, two):

@@ -2,6 +2,7 @@
 each whole script has a page with its flags, and the list of logged scalars is that of real runs."""
 
 import importlib
+import json
 import re
 from dataclasses import fields
 from functools import cache
@@ -10,6 +11,7 @@ import doc_lines
 import gymnasium as gym
 import numpy as np
 import pytest
+import run_notebook
 from gymnasium import spaces
 from helpers import SmallEnv, command, run, small_args, train_events, vector
 
@@ -212,3 +214,36 @@ def test_what_a_script_logs_alone(script, tmp_path):
         if "alone" in words and (".py" not in words or script is ppo_graph_agents)
     }
     assert set(train_events(tmp_path)) == marked
+
+
+# ---- The notebook ----
+def notebook_of():
+    cells = run_notebook.code_cells(json.loads(run_notebook.NOTEBOOK.read_text()))
+    return cells, ["".join(cell["source"]) for cell in cells]
+
+
+def test_the_notebook_is_executed():
+    """Each cell has been, in order, with what it prints; paths are not those of this machine."""
+    cells, _ = notebook_of()
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    assert all(cell["outputs"] for cell in cells)
+    assert str(doc_lines.DOCS.parents[1]) not in run_notebook.NOTEBOOK.read_text()
+
+
+@pytest.mark.parametrize("steps", [4096, pytest.param(60_000, marks=pytest.mark.slow)])
+def test_the_notebook_runs(steps, tmp_path, monkeypatch):
+    """Its cells, one after the other; what was trained in full is better than the rule."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(gym.registry, "Salesman-v0", raising=False)
+    cells, sources = notebook_of()
+    assert sum(source.count("total_timesteps=60_000") for source in sources) == 1
+    names = {"__name__": "__main__"}
+    sources = [source.replace("60_000", str(steps)) for source in sources]
+    found = list(run_notebook.execute(sources, names))
+    for (text, pictures), cell in zip(found, cells):
+        assert [each["output_type"] for each in run_notebook.outputs_of(text, pictures)] == [
+            each["output_type"] for each in cell["outputs"]
+        ]
+    assert found[0][0] == "".join(cells[0]["outputs"][0]["text"])  # seeded
+    for num, (ours, rule) in names["lengths"].items():
+        assert 0.1 * num < ours < num and (steps < 60_000 or num > 10 or ours < rule)

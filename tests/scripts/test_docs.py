@@ -62,11 +62,14 @@ def test_each_script_has_a_page(name):
 
 
 # ---- The list of logged scalars ----
+NAME = r"my_\w+|task_\d|cost|best_known|is_success"  # what the environment of these tests calls it
+
+
 class Own(SmallEnv):
     """A graph of two nodes, which have ids. The action is a node, numbers, or one for each node.
     Episodes have a group, and a number of their own."""
 
-    action = "node"
+    action, terminates = "node", True
 
     def __init__(self, size=2):
         rows = lambda space: spaces.Sequence(space, stack=True)
@@ -91,9 +94,15 @@ class Own(SmallEnv):
         *result, info = super().step(action)
         if self.action == "each":
             info["rewards"] = [1.0, 0.0]
-        if result[3]:
-            info |= {"group": "my_group", "eval": {"my_cost": 1.0}}
+        if self.is_last(action):
+            report = {"cost": 2.0, "best_known": 1.0, "my_cost": 1.0}
+            info |= {"group": "my_group", "eval": report, "is_success": True}
+            info["metrics"] = {"my_number": 1.0}
+            result[-2] = True  # terminated
         return *result, info
+
+    def is_last(self, action):
+        return self.t == self.length
 
 
 class Numbers(Own):
@@ -104,6 +113,15 @@ class Each(Own):
     action = "each"
 
 
+class Still(Numbers):
+    """An episode ends by a large number: not while a new policy acts greedily."""
+
+    length = 10**9
+
+    def is_last(self, action):
+        return abs(action).max() > 0.5
+
+
 class Flat(SmallEnv):
     observation_space, action_space = vector(2), spaces.Discrete(2)
 
@@ -111,7 +129,7 @@ class Flat(SmallEnv):
         return np.ones(2, np.float32)
 
 
-for env in (Own, Numbers, Each, Flat):
+for env in (Own, Numbers, Each, Still, Flat):
     gym.register(f"Docs{env.__name__}-v0", entry_point=env)
 
 
@@ -124,6 +142,10 @@ def runs_of(name):
     """The flags of the short trainings that log all that a whole script can."""
     env = "DocsEach-v0" if name == "ppo_graph_agents" else "DocsOwn-v0"
     flags = dict(env_id=env, env_kwargs=[{}, {"size": 2}])
+    if name == "ppo_graph":
+        flags |= {"eval_every": 1, "eval_episodes": 2}
+        still = flags | {"env_id": "DocsStill-v0", "eval_max_steps": 20}
+        return [flags, flags | {"eval_max_steps": 3}, still]
     if name != "ppo_graph_aux":
         return [flags]
     more = [{"aux": "reconstruct"}, {"aux": "predict"}]
@@ -166,7 +188,7 @@ def listed():
     for cell in re.findall(r"^\| (`.*?) \|", text, re.M):
         names, _, words = cell.partition(" (")
         for name in re.findall(r"`([^`]+)`", names):
-            pattern = name.replace("GROUP", r"[\w.]+").replace("NAME", r"(my_\w+|task_\d)")
+            pattern = name.replace("GROUP", r"[\w.]+").replace("NAME", f"({NAME})")
             found[pattern] = words
     return found
 

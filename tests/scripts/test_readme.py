@@ -222,8 +222,9 @@ PAGES = [
 
 
 def is_there(path, link):
-    """Whether a page can link to a file, or to a section of one that has its name."""
-    name, _, section = link.partition("#")
+    """Whether a page can link to a file, or to a section of one that has its name. Links to lines
+    are checked by doc_lines.py."""
+    name, _, section = re.sub(r"#L\d+$", "", link).partition("#")
     file = path.parent / name
     return file.exists() and (not section or f'<a id="{section}">' in file.read_text())
 

@@ -1498,10 +1498,10 @@ class BucketStorage(Storage):
             return int(self.is_ragged)
         return bucket(max(num, 1) + 1) - num
 
-    def batch(self, flat: Flat) -> Obs:
-        """As in Storage, but filled up."""
+    def batch(self, flat: Flat, index: dict | None = None) -> Obs:
+        """As in Storage, but filled up, so that `index` only fits if nothing is ragged."""
         if not self.is_ragged:
-            return self.exact(flat)
+            return self.exact(flat, index)
         more = {}  # group -> spare rows
         for group, num in flat.counts.items():
             more[group] = self.num_spare(group, int(num.sum()))

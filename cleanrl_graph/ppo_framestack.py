@@ -439,6 +439,7 @@ class Step(NamedTuple):
     truncated: np.ndarray  # bool [N]
     finals: list[Flat]  # the last observation of each truncated episode
     infos: list[tuple[int, dict]]  # environment and last info of each episode that ended
+    is_step: Any = True  # bool [N] where some will ignore the next action: nothing learns from it
 
 
 class Envs:
@@ -578,14 +579,18 @@ class Storage:
         return self.blocks[0]
 
     def gather(self, idx: np.ndarray) -> tuple[Obs, dict[str, Tensor]]:
+        """The observations `idx` as a batch, and `places` of `select`."""
+        flat, places = self.select(idx)
+        return self.batch(flat), places
+
+    def select(self, idx: np.ndarray) -> tuple[Flat, dict[str, Tensor]]:
         """The observations `idx` (int64 [B], repeats allowed), one selection of rows per leaf; and
         for each group where its rows are stored, int64. In the group STEP that is `idx` itself."""
         values, counts = self.whole()
         rows = [ranges((num.cumsum() - num)[idx], num[idx]) for num in counts.values()]
         places = dict(zip(counts, pack(rows, self.device)))
         rows = [select_rows(array, places[leaf.group]) for leaf, array in zip(self.leaves, values)]
-        flat = Flat(rows, {group: num[idx] for group, num in counts.items()})
-        return self.batch(flat), places
+        return Flat(rows, {group: num[idx] for group, num in counts.items()}), places
 
     def batch(self, flat: Flat) -> Obs:
         """A Flat of tensors as the network sees it. All ptr and batch reach the device in one
@@ -1500,6 +1505,7 @@ class Memory:
         self.storage.blocks.clear()
         self.size = 0
         self.actions = []
+        self.is_step = []  # as in Step, of each
         self.reads = []
         self.finals = []  # V of the last observations of episodes that were truncated
         if self.recent:  # views still reach these steps, which are encoded again
@@ -1518,6 +1524,7 @@ class Memory:
         action, log_prob, _, value = self.agent(views, elements, obs, greedy=greedy)
         self.remember(action, elements, obs)
         self.reads.append(reads)
+        self.is_step.append(np.broadcast_to(step.is_step, step.reward.shape))
         self.recent.append((step.obs, step.reward, action))
         return action, log_prob, value
 
@@ -1581,7 +1588,8 @@ class Memory:
         the rollout's first step (`start` in the storage), and the agent's inputs."""
         actions = join_actions(self.actions)
         all_reads = np.concatenate(self.reads)
-        for idx in np.array_split(rng.permutation(len(all_reads)), num):
+        steps = np.flatnonzero(np.concatenate(self.is_step))
+        for idx in np.array_split(rng.permutation(steps), num):
             reads = all_reads[idx]
             # The steps that views read are encoded anew, each of them once: first those outside of
             # the minibatch, then its own, whose elements the head needs
@@ -1617,8 +1625,9 @@ class Memory:
         return torch.cat(views, 1)
 
     def rollout(self) -> Obs:
-        """All observations of the rollout."""
-        obs, _ = self.storage.gather(np.arange(self.start, self.size))
+        """The observations of the rollout's steps."""
+        steps = np.flatnonzero(np.concatenate(self.is_step))
+        obs, _ = self.storage.gather(self.start + steps)
         return obs
 
     def state(self) -> dict:
@@ -1764,10 +1773,12 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
         rewards = np.zeros((T, N), np.float32)
         dones = np.zeros((T, N), np.float32)
         truncated = np.zeros((T, N), bool)
+        is_step = np.zeros((T, N), bool)
         log_probs = []
         values = []
         episodes = []
         for t in range(T):
+            is_step[t] = step.is_step
             action, log_prob, value = memory.act(step)
             step = envs.step(agent.head.env_actions(action, step.obs.counts))
             memory.keep(step)
@@ -1798,8 +1809,10 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
             advantages[t] = lastgaelam
             next_value = V[t]
         # The returns are advantages + V, so advantages are the errors of V
-        explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
-        returns_std = np.std(all_ranks(advantages + V))
+        errors = advantages[is_step]
+        returns = errors + V[is_step]
+        explained_var = 1 - np.var(errors) / max(np.var(returns), 1e-12)
+        returns_std = np.std(np.concatenate(all_ranks(returns)))
         # For --adv-floor; it is the run's, so that checkpoints keep it
         run.std_floor = max(returns_std, args.adv_floor_decay * run.std_floor)
         vf_coef = args.vf_coef
@@ -1812,7 +1825,11 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
         logs = []
         for _ in range(args.update_epochs):
             for mb, inputs in memory.minibatches(rng, args.num_minibatches):
-                _, new_log_prob, entropy, new_value = agent(*inputs)
+                outputs = agent(*inputs)[1:]
+                if not is_step.all():  # a memory reads the other rows, too
+                    real = to_device(is_step.reshape(-1), device)[mb]
+                    mb, *outputs = [values[real] for values in (mb, *outputs)]
+                new_log_prob, entropy, new_value = outputs
                 logratio = new_log_prob - log_probs[mb]
                 ratio = logratio.exp()
                 mb_advantages = advantages[mb]

@@ -442,6 +442,7 @@ class Step(NamedTuple):
     truncated: np.ndarray  # bool [N]
     finals: list[Flat]  # the last observation of each truncated episode
     infos: list[tuple[int, dict]]  # environment and last info of each episode that ended
+    is_step: Any = True  # bool [N] where some will ignore the next action: nothing learns from it
 
 
 class Envs:
@@ -581,14 +582,18 @@ class Storage:
         return self.blocks[0]
 
     def gather(self, idx: np.ndarray) -> tuple[Obs, dict[str, Tensor]]:
+        """The observations `idx` as a batch, and `places` of `select`."""
+        flat, places = self.select(idx)
+        return self.batch(flat), places
+
+    def select(self, idx: np.ndarray) -> tuple[Flat, dict[str, Tensor]]:
         """The observations `idx` (int64 [B], repeats allowed), one selection of rows per leaf; and
         for each group where its rows are stored, int64. In the group STEP that is `idx` itself."""
         values, counts = self.whole()
         rows = [ranges((num.cumsum() - num)[idx], num[idx]) for num in counts.values()]
         places = dict(zip(counts, pack(rows, self.device)))
         rows = [select_rows(array, places[leaf.group]) for leaf, array in zip(self.leaves, values)]
-        flat = Flat(rows, {group: num[idx] for group, num in counts.items()})
-        return self.batch(flat), places
+        return Flat(rows, {group: num[idx] for group, num in counts.items()}), places
 
     def batch(self, flat: Flat) -> Obs:
         """A Flat of tensors as the network sees it. All ptr and batch reach the device in one

@@ -434,6 +434,7 @@ class Step(NamedTuple):
     truncated: np.ndarray  # bool [N]
     finals: list[Flat]  # the last observation of each truncated episode
     infos: list[tuple[int, dict]]  # environment and last info of each episode that ended
+    is_step: Any = True  # bool [N] where some will ignore the next action: nothing learns from it
 
 
 class Envs:
@@ -573,14 +574,18 @@ class Storage:
         return self.blocks[0]
 
     def gather(self, idx: np.ndarray) -> tuple[Obs, dict[str, Tensor]]:
+        """The observations `idx` as a batch, and `places` of `select`."""
+        flat, places = self.select(idx)
+        return self.batch(flat), places
+
+    def select(self, idx: np.ndarray) -> tuple[Flat, dict[str, Tensor]]:
         """The observations `idx` (int64 [B], repeats allowed), one selection of rows per leaf; and
         for each group where its rows are stored, int64. In the group STEP that is `idx` itself."""
         values, counts = self.whole()
         rows = [ranges((num.cumsum() - num)[idx], num[idx]) for num in counts.values()]
         places = dict(zip(counts, pack(rows, self.device)))
         rows = [select_rows(array, places[leaf.group]) for leaf, array in zip(self.leaves, values)]
-        flat = Flat(rows, {group: num[idx] for group, num in counts.items()})
-        return self.batch(flat), places
+        return Flat(rows, {group: num[idx] for group, num in counts.items()}), places
 
     def batch(self, flat: Flat) -> Obs:
         """A Flat of tensors as the network sees it. All ptr and batch reach the device in one
@@ -1546,6 +1551,7 @@ class Memory:
         """A rollout begins: what was stored is let go."""
         self.storage.blocks.clear()
         self.actions = []
+        self.is_step = []  # as in Step, of each
         self.finals = []  # the last observations of episodes that were truncated
 
     @torch.no_grad()
@@ -1557,6 +1563,7 @@ class Memory:
         counts = step.obs.counts  # what follows is spare
         action = {rows: values[: counts[rows].sum()].clone() for rows, values in action.items()}
         self.actions.append(action)
+        self.is_step.append(np.broadcast_to(step.is_step, step.reward.shape))
         N = step.obs.size
         return action, log_prob[:N].clone(), value[:N].clone()
 
@@ -1574,8 +1581,8 @@ class Memory:
         """The rollout's steps in `num` random parts. Of each: its numbers int64 [M], as in Storage,
         and the agent's inputs."""
         actions = join_actions(self.actions)
-        num_steps = self.storage.whole().size
-        for idx in np.array_split(rng.permutation(num_steps), num):
+        steps = np.flatnonzero(np.concatenate(self.is_step))
+        for idx in np.array_split(rng.permutation(steps), num):
             obs, places = self.storage.gather(idx)
             action = select_action(actions, places)
             for rows, one in action.items():
@@ -1583,8 +1590,9 @@ class Memory:
             yield idx, (obs, action)
 
     def rollout(self) -> Obs:
-        """All observations of the rollout."""
-        return self.storage.exact(self.storage.whole())
+        """The observations of the rollout's steps."""
+        flat, _ = self.storage.select(np.flatnonzero(np.concatenate(self.is_step)))
+        return self.storage.exact(flat)
 
 
 # ---- Agent: the networks ----
@@ -1758,10 +1766,12 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
         rewards = np.zeros((T, N), np.float32)
         dones = np.zeros((T, N), np.float32)
         truncated = np.zeros((T, N), bool)
+        is_step = np.zeros((T, N), bool)
         log_probs = []
         values = []
         episodes = []
         for t in range(T):
+            is_step[t] = step.is_step
             action, log_prob, value = memory.act(step)
             step = envs.step(agent.head.env_actions(action, step.obs.counts))
             memory.keep(step)
@@ -1792,8 +1802,10 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
             advantages[t] = lastgaelam
             next_value = V[t]
         # The returns are advantages + V, so advantages are the errors of V
-        explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
-        returns_std = np.std(all_ranks(advantages + V))
+        errors = advantages[is_step]
+        returns = errors + V[is_step]
+        explained_var = 1 - np.var(errors) / max(np.var(returns), 1e-12)
+        returns_std = np.std(np.concatenate(all_ranks(returns)))
         run.std_floor = max(returns_std, args.adv_floor_decay * run.std_floor)
         vf_coef = args.vf_coef
         if args.norm_vloss:

@@ -103,10 +103,20 @@ class VectorEnvs:
         for own in (self.leaves, seen):
             check.refuse(check.wrong_leaves(own))
         check.refuse(check.wrong_actions(script, self.action_space, seen, args))
+        parts = script.parts_of(self.action_space, seen, args)
+        named, _ = check.rows_of_masks(parts)
+        # Path of a mask with rows -> the group that it has as many rows as
+        self.named = {path: group for path, group in named.items() if group}
+        self.has_mask = any(part.mask for part in parts)
 
     def reset(self, seed: int) -> tuple:
         """Starts new episodes; gymnasium spreads the seeds from `seed` on."""
-        obs, _ = self.call(self.env.reset, seed=seed)
+        obs, info = self.call(self.env.reset, seed=seed)
+        if "action_mask" in info and not self.has_mask:
+            raise UsageError(
+                f"{self.place()}: info has an action_mask, which is not read: put it into the "
+                "observation, as 'action_mask' of a Dict"
+            )
         begins = np.ones(self.num_envs, bool)
         self.ended = ~begins
         zeros = np.zeros(self.num_envs, np.float32)
@@ -196,6 +206,12 @@ class VectorEnvs:
                 rows = np.asarray(batch)
                 self.compare(leaves[0], rows, (self.num_envs, *space.shape))
                 values.append(rows.astype(leaves[0].dtype))  # a copy
+        for path, group in self.named.items():
+            differ = np.flatnonzero(counts[path] != counts[group])
+            if len(differ):
+                i = int(differ[0])
+                problem = f"{counts[path][i]} rows where '{group}' has {counts[group][i]}"
+                raise UsageError(f"{self.place(i, path)}: {problem}")
         return self.script.Flat(values, counts)
 
     def pieces(self, space: gym.Space, obs: Any, path: str = "") -> Iterator[tuple]:

@@ -202,6 +202,10 @@ class Wrong(SyncVectorEnv):
         if what == "mode":
             self.metadata = {}
 
+    def reset(self, **kwargs):
+        obs, info = super().reset(**kwargs)
+        return obs, (info | {"action_mask": np.ones((3, 2))} if self.what == "mask" else info)
+
     def step(self, actions):
         obs, reward, *rest = super().step(actions)
         if self.what == "shape":
@@ -230,6 +234,7 @@ WRONG = {
     "nan": "env 1, leaf 'position', step 1: value nan",
     "dtype": "leaf 'task', step 1: dtype float64",
     "number": r"leaf 'task', step 1: .* shape \(2,\)",
+    "mask": "info has an action_mask, which is not read",
     "reward": "env 2, step 1: reward is inf",
     "mode": r"metadata\['autoreset_mode'\] is None",
 }
@@ -264,3 +269,48 @@ def test_what_cannot_be_is_a_sentence(name, flags, problem, tmp_path):
 def test_an_id_with_a_vector_entry_point_is_evaluated_by_single_environments(tmp_path):
     flags = dict(env_id="CartPole-v1", vectorization_mode="vector_entry_point", eval_episodes=2)
     assert len(run(tmp_path, **flags).rows) >= 2
+
+
+class Pick(gym.Env):
+    """Choose a node; episodes of two steps. `more` rows of the mask are too many."""
+
+    observation_space = spaces.Dict(
+        {
+            "graph": spaces.Graph(vector(2), None),
+            "action_mask": spaces.Sequence(spaces.Box(0, 1, (), np.int8), stack=True),
+        }
+    )
+    action_space = spaces.Discrete(6)
+
+    def __init__(self, more=0):
+        self.more = more
+
+    def observe(self):
+        num = int(self.np_random.integers(1, 6))
+        nodes = self.np_random.uniform(-1, 1, (num, 2)).astype(np.float32)
+        graph = spaces.GraphInstance(nodes, None, np.zeros((0, 2), np.int64))
+        self.mask = self.np_random.integers(2, size=num).astype(np.int8)
+        self.mask[-1] = 1
+        more = np.ones(self.more, np.int8)
+        return {"graph": graph, "action_mask": np.concatenate([self.mask, more])}
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        assert self.mask[action] == 1
+        self.t += 1
+        return self.observe(), 1.0, self.t == 2, False, {}
+
+
+def make_picks(num_envs, **kwargs):
+    return SyncVectorEnv([partial(Pick, **kwargs)] * num_envs)
+
+
+def test_masks_of_ragged_rows_hold(tmp_path):
+    flags = dict(env_id=f"{__name__}:make_picks", vectorization_mode="vector_entry_point")
+    assert run(tmp_path / "right", **flags).scalars["charts/episodic_return"]
+    with pytest.raises(UsageError, match="leaf 'action_mask', step 0: .* rows where 'graph.nodes'"):
+        run(tmp_path / "wrong", env_kwargs={"more": 1}, **flags)

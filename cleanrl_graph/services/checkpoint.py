@@ -38,7 +38,7 @@ SAME = set(
 FREE = set(
     "run_dir track wandb_project_name wandb_entity capture_video save_model load_model "
     "checkpoint_every checkpoint_minutes resume eval_suite eval_episodes eval_samples "
-    "eval_max_steps env_timeout cuda exp_name num_iterations".split()
+    "eval_max_steps env_timeout vectorization_mode cuda exp_name num_iterations".split()
 )  # all others shape the training
 GONE = {
     "readout": "meanmax",
@@ -455,7 +455,7 @@ def restore(run: Any, failures: int) -> tuple:
         torch.manual_seed(seed + rank())
         return envs.reset((seed + rank() * run.args.num_envs) % 2**32)
     mine = run.saved["ranks"][rank()]
-    if not mine["envs"]:
+    if not mine["envs"] or not hasattr(envs, "ask"):  # a VectorEnv begins anew
         say("--resume: the environments begin new episodes")
         step = envs.reset(seed % 2**32)
     else:

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from helpers import run, small_args, vector
 
-from cleanrl_graph import ppo_graph
+from cleanrl_graph import ppo_graph, services
 from cleanrl_graph.services.check import UsageError
 from cleanrl_graph.services.vector import VectorEnvs
 
@@ -314,3 +314,18 @@ def test_masks_of_ragged_rows_hold(tmp_path):
     assert run(tmp_path / "right", **flags).scalars["charts/episodic_return"]
     with pytest.raises(UsageError, match="leaf 'action_mask', step 0: .* rows where 'graph.nodes'"):
         run(tmp_path / "wrong", env_kwargs={"more": 1}, **flags)
+
+
+@pytest.mark.parametrize(
+    "first, then", [("sync", "vector_entry_point"), ("vector_entry_point",) * 2]
+)
+def test_a_vector_env_begins_anew_when_a_run_is_resumed(first, then, tmp_path, capsys):
+    flags = dict(env_id="CartPole-v1", checkpoint_every=1, total_timesteps=24)
+    run(tmp_path, vectorization_mode=first, **flags)
+    [folder] = tmp_path.iterdir()
+    args = small_args(**flags | {"total_timesteps": 72, "run_dir": str(tmp_path)})
+    args.vectorization_mode = then
+    args.resume = str(folder)
+    services.run(ppo_graph, args)
+    assert "the environments begin new episodes" in capsys.readouterr().err
+    assert (folder / "checkpoint_000000000072.ckpt").exists()

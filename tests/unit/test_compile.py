@@ -130,6 +130,7 @@ def losses(space, observations, action_space, **flags):
     memory.begin()
     memory.storage.append(on_host(storage))
     memory.actions.append(action)
+    memory.is_step.append([True] * len(observations))
     ((idx, filled),) = memory.minibatches(np.random.default_rng(0), 1)
     for of_rollout, inputs in ((rollout, (obs, action)), (rollout[idx], filled)):
         agent.zero_grad()

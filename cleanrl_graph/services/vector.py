@@ -55,6 +55,8 @@ def function_of(env_id: str) -> Callable | None:
         function = getattr(importlib.import_module(module), name, None) if module else None
     except ModuleNotFoundError:  # gymnasium says more
         return None
+    except (Exception, SystemExit) as problem:
+        raise explained(f"--env-id {env_id}", problem) from None
     return function if callable(function) else None
 
 

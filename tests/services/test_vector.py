@@ -329,3 +329,11 @@ def test_a_vector_env_begins_anew_when_a_run_is_resumed(first, then, tmp_path, c
     services.run(ppo_graph, args)
     assert "the environments begin new episodes" in capsys.readouterr().err
     assert (folder / "checkpoint_000000000072.ckpt").exists()
+
+
+def test_a_module_that_fails_is_a_sentence(tmp_path, monkeypatch):
+    (tmp_path / "broken_vectors.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    flags = dict(env_id="broken_vectors:make", vectorization_mode="vector_entry_point")
+    with pytest.raises(UsageError, match="--env-id broken_vectors:make: ZeroDivisionError"):
+        run(tmp_path / "runs", **flags)

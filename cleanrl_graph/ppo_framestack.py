@@ -447,6 +447,7 @@ class Step(NamedTuple):
     truncated: np.ndarray  # bool [N]
     finals: list[Flat]  # the last observation of each truncated episode
     infos: list[tuple[int, dict]]  # environment and last info of each episode that ended
+    is_step: Any = True  # bool [N] where some will ignore the next action: nothing learns from it
 
 
 class Envs:
@@ -1543,6 +1544,7 @@ class Memory:
         self.storage.blocks.clear()
         self.size = 0
         self.actions = []
+        self.is_step = []  # as in Step, of each
         self.reads = []
         self.finals = []  # V of the last observations of episodes that were truncated
         if self.recent:  # views still reach these steps, which are encoded again
@@ -1561,6 +1563,7 @@ class Memory:
         action, log_prob, _, value = self.agent(views, elements, obs, greedy=greedy)
         self.remember(action, elements, obs)
         self.reads.append(reads)
+        self.is_step.append(np.broadcast_to(step.is_step, step.reward.shape))
         self.recent.append((step.obs, step.reward, action))
         return action, log_prob, value
 
@@ -1624,7 +1627,8 @@ class Memory:
         the rollout's first step (`start` in the storage), and the agent's inputs."""
         actions = join_actions(self.actions)
         all_reads = np.concatenate(self.reads)
-        for idx in np.array_split(rng.permutation(len(all_reads)), num):
+        steps = np.flatnonzero(np.concatenate(self.is_step))
+        for idx in np.array_split(rng.permutation(steps), num):
             reads = all_reads[idx]
             # The steps that views read are encoded anew, each of them once: first those outside of
             # the minibatch, then its own, whose elements the head needs
@@ -1660,8 +1664,9 @@ class Memory:
         return torch.cat(views, 1)
 
     def rollout(self) -> Obs:
-        """All observations of the rollout."""
-        obs, _ = self.storage.gather(np.arange(self.start, self.size))
+        """The observations of the rollout's steps."""
+        steps = np.flatnonzero(np.concatenate(self.is_step))
+        obs, _ = self.storage.gather(self.start + steps)
         return obs
 
     def state(self) -> dict:
@@ -1810,10 +1815,12 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
         rewards = np.zeros((T, N), np.float32)
         dones = np.zeros((T, N), np.float32)
         truncated = np.zeros((T, N), bool)
+        is_step = np.zeros((T, N), bool)
         log_probs = []
         values = []
         episodes = []
         for t in range(T):
+            is_step[t] = step.is_step
             action, log_prob, value = memory.act(step)
             step = envs.step(agent.head.env_actions(action, step.obs.counts))
             memory.keep(step)
@@ -1844,8 +1851,10 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
             advantages[t] = lastgaelam
             next_value = V[t]
         # The returns are advantages + V, so advantages are the errors of V
-        explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
-        returns_std = np.std(all_ranks(advantages + V))
+        errors = advantages[is_step]
+        returns = errors + V[is_step]
+        explained_var = 1 - np.var(errors) / max(np.var(returns), 1e-12)
+        returns_std = np.std(np.concatenate(all_ranks(returns)))
         # For --adv-floor; it is the run's, so that checkpoints keep it
         run.std_floor = max(returns_std, args.adv_floor_decay * run.std_floor)
         vf_coef = args.vf_coef

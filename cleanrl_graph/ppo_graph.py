@@ -434,6 +434,7 @@ class Step(NamedTuple):
     truncated: np.ndarray  # bool [N]
     finals: list[Flat]  # the last observation of each truncated episode
     infos: list[tuple[int, dict]]  # environment and last info of each episode that ended
+    is_step: Any = True  # bool [N] where some will ignore the next action: nothing learns from it
 
 
 class Envs:
@@ -1460,6 +1461,7 @@ class Memory:
         """A rollout begins: what was stored is let go."""
         self.storage.blocks.clear()
         self.actions = []
+        self.is_step = []  # as in Step, of each
         self.finals = []  # the last observations of episodes that were truncated
 
     @torch.no_grad()
@@ -1468,6 +1470,7 @@ class Memory:
         obs = self.storage.append(step.obs)
         action, log_prob, _, value = self.agent(obs, greedy=greedy)
         self.actions.append(action)
+        self.is_step.append(np.broadcast_to(step.is_step, step.reward.shape))
         return action, log_prob, value
 
     def keep(self, step: Step) -> None:
@@ -1484,14 +1487,15 @@ class Memory:
         """The rollout's steps in `num` random parts. Of each: its indices int64 [M], as in Storage,
         and the agent's inputs."""
         actions = join_actions(self.actions)
-        num_steps = self.storage.whole().size
-        for idx in np.array_split(rng.permutation(num_steps), num):
+        steps = np.flatnonzero(np.concatenate(self.is_step))
+        for idx in np.array_split(rng.permutation(steps), num):
             obs, places = self.storage.gather(idx)
             yield places[STEP], (obs, select_action(actions, places))
 
     def rollout(self) -> Obs:
-        """All observations of the rollout."""
-        return self.storage.batch(self.storage.whole())
+        """The observations of the rollout's steps."""
+        obs, _ = self.storage.gather(np.flatnonzero(np.concatenate(self.is_step)))
+        return obs
 
 
 # ---- Agent: the networks ----
@@ -1618,10 +1622,12 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
         rewards = np.zeros((T, N), np.float32)
         dones = np.zeros((T, N), np.float32)
         truncated = np.zeros((T, N), bool)
+        is_step = np.zeros((T, N), bool)
         log_probs = []
         values = []
         episodes = []
         for t in range(T):
+            is_step[t] = step.is_step
             action, log_prob, value = memory.act(step)
             step = envs.step(agent.head.env_actions(action, step.obs.counts))
             memory.keep(step)
@@ -1652,8 +1658,10 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
             advantages[t] = lastgaelam
             next_value = V[t]
         # The returns are advantages + V, so advantages are the errors of V
-        explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
-        returns_std = np.std(all_ranks(advantages + V))
+        errors = advantages[is_step]
+        returns = errors + V[is_step]
+        explained_var = 1 - np.var(errors) / max(np.var(returns), 1e-12)
+        returns_std = np.std(np.concatenate(all_ranks(returns)))
         # For --adv-floor; it is the run's, so that checkpoints keep it
         run.std_floor = max(returns_std, args.adv_floor_decay * run.std_floor)
         vf_coef = args.vf_coef

@@ -443,6 +443,7 @@ class Step(NamedTuple):
     truncated: np.ndarray  # bool [N]
     finals: list[Flat]  # the last observation of each truncated episode
     infos: list[tuple[int, dict]]  # environment and last info of each episode that ended
+    is_step: Any = True  # bool [N] where some will ignore the next action: nothing learns from it
 
 
 class Envs:
@@ -1604,6 +1605,7 @@ class Memory:
         """A rollout begins: what was stored is let go."""
         self.storage.blocks.clear()
         self.actions = []
+        self.is_step = []  # as in Step, of each
         self.finals = []  # the last observations of episodes that were truncated
 
     @torch.no_grad()
@@ -1619,6 +1621,7 @@ class Memory:
         counts = step.obs.counts  # what follows is spare
         action = {rows: values[: counts[rows].sum()].clone() for rows, values in action.items()}
         self.actions.append(action)
+        self.is_step.append(np.broadcast_to(step.is_step, step.reward.shape))
         N = step.obs.size
         return action, log_prob[:N].clone(), value[:N].clone()
 
@@ -1636,8 +1639,8 @@ class Memory:
         """The rollout's steps in `num` random parts. Of each: its numbers int64 [M], as in Storage,
         and the agent's inputs."""
         actions = join_actions(self.actions)
-        num_steps = self.storage.whole().size
-        for idx in np.array_split(rng.permutation(num_steps), num):
+        steps = np.flatnonzero(np.concatenate(self.is_step))
+        for idx in np.array_split(rng.permutation(steps), num):
             obs, places = self.storage.gather(idx)
             action = select_action(actions, places)
             for rows, one in action.items():
@@ -1645,8 +1648,11 @@ class Memory:
             yield idx, (obs, action)
 
     def rollout(self) -> Obs:
-        """All observations of the rollout."""
-        return self.storage.exact(self.storage.whole())
+        """The observations of the rollout's steps."""
+        storage = Storage(self.storage.leaves, self.storage.device)  # which fills nothing up
+        storage.blocks = [self.storage.whole()]
+        obs, _ = storage.gather(np.flatnonzero(np.concatenate(self.is_step)))
+        return obs
 
 
 # ---- Agent: the networks ----
@@ -1823,10 +1829,12 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
         rewards = np.zeros((T, N), np.float32)
         dones = np.zeros((T, N), np.float32)
         truncated = np.zeros((T, N), bool)
+        is_step = np.zeros((T, N), bool)
         log_probs = []
         values = []
         episodes = []
         for t in range(T):
+            is_step[t] = step.is_step
             action, log_prob, value = memory.act(step)
             step = envs.step(agent.head.env_actions(action, step.obs.counts))
             memory.keep(step)
@@ -1857,8 +1865,10 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
             advantages[t] = lastgaelam
             next_value = V[t]
         # The returns are advantages + V, so advantages are the errors of V
-        explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
-        returns_std = np.std(all_ranks(advantages + V))
+        errors = advantages[is_step]
+        returns = errors + V[is_step]
+        explained_var = 1 - np.var(errors) / max(np.var(returns), 1e-12)
+        returns_std = np.std(np.concatenate(all_ranks(returns)))
         run.std_floor = max(returns_std, args.adv_floor_decay * run.std_floor)
         vf_coef = args.vf_coef
         if args.norm_vloss:

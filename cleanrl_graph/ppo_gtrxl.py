@@ -457,6 +457,7 @@ class Step(NamedTuple):
     truncated: np.ndarray  # bool [N]
     finals: list[Flat]  # the last observation of each truncated episode
     infos: list[tuple[int, dict]]  # environment and last info of each episode that ended
+    is_step: Any = True  # bool [N] where some will ignore the next action: nothing learns from it
 
 
 class Envs:
@@ -1679,6 +1680,7 @@ class Memory:
         # Of each layer [2, N, H, K, d], by the present weights; `act` adds those of its step
         self.kv = self.agent.gtrxl.keys_values(self.inputs[0], self.reach(self.age))
         self.actions = []
+        self.is_step = []  # as in Step, of each
         self.ages = []
         self.previous = []
         self.finals = []  # V of the last observations of episodes that were truncated
@@ -1696,6 +1698,7 @@ class Memory:
         self.inputs.append(inputs)
         self.previous.append(previous)
         self.actions.append(action)
+        self.is_step.append(np.broadcast_to(step.is_step, step.reward.shape))
         self.ages.append(age)
         self.age = age + 1
         return action, log_prob, value
@@ -1754,8 +1757,9 @@ class Memory:
             yield places[STEP], (features, elements, obs, select_action(actions, places))
 
     def rollout(self) -> Obs:
-        """All observations of the rollout."""
-        return self.storage.batch(self.storage.whole())
+        """The observations of the rollout's steps."""
+        obs, _ = self.storage.gather(np.flatnonzero(np.concatenate(self.is_step)))
+        return obs
 
     def state(self) -> dict:
         """What a checkpoint keeps: what the next step attends to, and sees of the last action."""
@@ -1916,10 +1920,12 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
         rewards = np.zeros((T, N), np.float32)
         dones = np.zeros((T, N), np.float32)
         truncated = np.zeros((T, N), bool)
+        is_step = np.zeros((T, N), bool)
         log_probs = []
         values = []
         episodes = []
         for t in range(T):
+            is_step[t] = step.is_step
             action, log_prob, value = memory.act(step)
             step = envs.step(agent.head.env_actions(action, step.obs.counts))
             memory.keep(step)
@@ -1950,8 +1956,10 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
             advantages[t] = lastgaelam
             next_value = V[t]
         # The returns are advantages + V, so advantages are the errors of V
-        explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
-        returns_std = np.std(all_ranks(advantages + V))
+        errors = advantages[is_step]
+        returns = errors + V[is_step]
+        explained_var = 1 - np.var(errors) / max(np.var(returns), 1e-12)
+        returns_std = np.std(np.concatenate(all_ranks(returns)))
         # For --adv-floor; it is the run's, so that checkpoints keep it
         run.std_floor = max(returns_std, args.adv_floor_decay * run.std_floor)
         vf_coef = args.vf_coef

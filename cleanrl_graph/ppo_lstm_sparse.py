@@ -459,6 +459,7 @@ class Step(NamedTuple):
     truncated: np.ndarray  # bool [N]
     finals: list[Flat]  # the last observation of each truncated episode
     infos: list[tuple[int, dict]]  # environment and last info of each episode that ended
+    is_step: Any = True  # bool [N] where some will ignore the next action: nothing learns from it
 
 
 class Envs:
@@ -1871,6 +1872,7 @@ class Memory:
         self.starts = []
         self.rewards = []
         self.actions = []
+        self.is_step = []  # as in Step, of each
         self.finals = []  # per step that truncates episodes: what next_values needs of them
 
     def on_host(self, flat: Flat) -> Flat:
@@ -1892,6 +1894,7 @@ class Memory:
         self.starts.append(starts)
         self.rewards.append(step.reward)
         self.actions.append(action)
+        self.is_step.append(np.broadcast_to(step.is_step, step.reward.shape))
         return action, log_prob, value
 
     def keep(self, step: Step) -> None:
@@ -1934,8 +1937,9 @@ class Memory:
             yield to_device(idx, self.storage.device), (obs, state, seen, action)
 
     def rollout(self) -> Obs:
-        """All observations of the rollout."""
-        return self.storage.batch(self.storage.whole())
+        """The observations of the rollout's steps."""
+        obs, _ = self.storage.gather(np.flatnonzero(np.concatenate(self.is_step)))
+        return obs
 
     def state(self) -> dict:
         """What a checkpoint keeps."""
@@ -2165,10 +2169,12 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
         rewards = np.zeros((T, N), np.float32)
         dones = np.zeros((T, N), np.float32)
         truncated = np.zeros((T, N), bool)
+        is_step = np.zeros((T, N), bool)
         log_probs = []
         values = []
         episodes = []
         for t in range(T):
+            is_step[t] = step.is_step
             action, log_prob, value = memory.act(step)
             step = envs.step(agent.head.env_actions(action, step.obs.counts))
             memory.keep(step)
@@ -2199,8 +2205,10 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
             advantages[t] = lastgaelam
             next_value = V[t]
         # The returns are advantages + V, so advantages are the errors of V
-        explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
-        returns_std = np.std(all_ranks(advantages + V))
+        errors = advantages[is_step]
+        returns = errors + V[is_step]
+        explained_var = 1 - np.var(errors) / max(np.var(returns), 1e-12)
+        returns_std = np.std(np.concatenate(all_ranks(returns)))
         # For --adv-floor; it is the run's, so that checkpoints keep it
         run.std_floor = max(returns_std, args.adv_floor_decay * run.std_floor)
         vf_coef = args.vf_coef

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass, field, make_dataclass
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tyro
@@ -54,6 +54,9 @@ class Flags:
     `module:wrapper`"""
     num_workers: int = 0
     """worker processes that step the environments; 0 steps them in this process"""
+    vectorization_mode: Literal["sync", "vector_entry_point"] = "sync"
+    """vector_entry_point: gymnasium.make_vec, or a function `module:make` that --env-id names,
+    makes one VectorEnv that steps all environments"""
     env_timeout: float = 300.0
     """seconds after which a worker that does not answer has failed; 0 waits forever"""
 

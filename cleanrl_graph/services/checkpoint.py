@@ -40,8 +40,8 @@ SAME = set(
 FREE = set(
     "run_dir track wandb_project_name wandb_entity capture_video save_model load_model "
     "load_matching checkpoint_every checkpoint_minutes resume eval_suite eval_episodes "
-    "eval_samples eval_max_steps eval_every stop_at env_timeout cuda exp_name "
-    "num_iterations".split()
+    "eval_samples eval_max_steps eval_every stop_at env_timeout vectorization_mode cuda "
+    "exp_name num_iterations".split()
 )  # all others shape the training
 GONE = {
     "readout": "meanmax",
@@ -501,7 +501,7 @@ def restore(run: Any, failures: int) -> tuple:
         restore_generator(agent, None)
         return envs.reset((seed + rank() * run.args.num_envs) % 2**32)
     mine = run.saved["ranks"][rank()]
-    if not mine["envs"]:
+    if not mine["envs"] or not hasattr(envs, "ask"):  # a VectorEnv begins anew
         say("--resume: the environments begin new episodes")
         step = envs.reset(seed % 2**32)
     else:

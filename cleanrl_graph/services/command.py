@@ -11,8 +11,17 @@ from typing import Any
 
 import gymnasium as gym
 
-from cleanrl_graph.envs.fitting import SAID
-from cleanrl_graph.services import check, demos, eval_every, evaluate, policy, process, runs
+from cleanrl_graph.envs.fitting import SAID, say
+from cleanrl_graph.services import (
+    check,
+    demos,
+    eval_every,
+    evaluate,
+    policy,
+    process,
+    runs,
+    vector,
+)
 from cleanrl_graph.services.arguments import args_of, given_in, parse
 from cleanrl_graph.services.check import UsageError
 from cleanrl_graph.services.checkpoint import all_ranks, rank, world_size
@@ -69,6 +78,9 @@ def run(
             raise UsageError("--load-matching needs a file: give --load-model FILE")
         check.refuse(check.wrong_flags(args))
         check.refuse(eval_every.wrong_flags(args))
+        is_vector = vector.is_vector(args)
+        if is_vector:
+            check.refuse(vector.wrong_flags(script, args))
         make = partial(check.make_env, script)
         Envs = check.checked(script)
         if getattr(args, "record", None):
@@ -77,14 +89,17 @@ def run(
         if getattr(args, "demos", None):
             with contextlib.closing(Envs([partial(make, args)], args)) as probe:
                 demos.check(args.demos, probe)
-        evaluate.check(make, args)  # what cannot be evaluated is an error now
-        compare_entries(Envs, make, args)
+        # What cannot be evaluated is an error now. A function makes no single environment
+        is_played = not (is_vector and vector.function_of(args.env_id))
+        if is_played:
+            evaluate.check(make, args)
+            compare_entries(Envs, make, args)
         if not hasattr(script, "Collector"):  # which forks a process first
             script.start(args)
         run = type("Run", (runs.Services, script.Run), {"script": script})(args, stack)
         script.seed(args)
         envs = stack.enter_context(contextlib.closing(envs_of(script, args)))
-        if world_size() > 1:
+        if world_size() > 1 and not is_vector:
             check.refuse(check.unlike(all_ranks(envs.meaning)))
         try:
             agent = script.train(args, run, envs)
@@ -101,7 +116,9 @@ def run(
         def play(makers: list, greedy: bool) -> list[dict]:
             return run.play(agent, makers, args, greedy)
 
-        rows = evaluate.evaluate(run, play, make)
+        if not is_played:
+            say(f"--env-id {args.env_id} makes no single environment: nothing is evaluated")
+        rows = evaluate.evaluate(run, play, make) if is_played else []
         run.tell()
         return rows
 
@@ -118,6 +135,8 @@ def envs_of(script: ModuleType, args: Any) -> Any:
     """The environments of this rank, in worker processes if --num-workers says so; for a script
     that has one its Collector."""
     first = rank() * args.num_envs
+    if vector.is_vector(args):
+        return vector.VectorEnvs(script, vector.make(args), args, first)
     plain = SimpleNamespace(**vars(args))  # can be pickled
     makers = [partial(check.make_env, script, plain, first + i) for i in range(args.num_envs)]
     make_envs = partial(check.make_envs, script, plain)

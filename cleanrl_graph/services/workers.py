@@ -193,5 +193,11 @@ class WorkerEnvs:
 
 
 def joined(trees: list) -> Any:
-    """Arrays one after the other, in Flats, or in Steps whose lists are empty."""
-    return tree_map(lambda *arrays: np.concatenate(arrays), *trees)
+    """Arrays one after the other, in Flats, or in Steps whose lists are empty. What is no array is
+    the same in all of them."""
+
+    def join(first: Any, *others) -> Any:
+        is_array = isinstance(first, np.ndarray)
+        return np.concatenate([first, *others]) if is_array else first
+
+    return tree_map(join, *trees)

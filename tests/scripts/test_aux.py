@@ -301,7 +301,7 @@ def test_a_quarter_of_the_rows_moves():
     assert torch.equal(moved[b].values, obs[b].values[where])
     assert moved["action_mask"] is obs["action_mask"] and same(obs[a][1:], moved[a][1:])
     few = {name: obs[name]._replace(values=obs[name].values[:4]) for name in (a, b)}
-    moved, places = found.agent.aux.move(few)  # one row of 4, onto itself
+    moved, places = found.agent.aux.move(few, None)  # one row of 4, onto itself
     assert len(places["obs"]) == 1 and torch.equal(moved[a].values, few[a].values)
 
 

@@ -1,0 +1,339 @@
+"""A VectorEnv trains as single environments do, whatever it does at an episode's end."""
+
+import contextlib
+import importlib
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from helpers import run, small_args, vector
+
+from cleanrl_graph import ppo_graph, services
+from cleanrl_graph.services.check import UsageError
+from cleanrl_graph.services.vector import VectorEnvs
+
+NAMES = "graph graph_aux graph_compile framestack lstm_sparse gtrxl".split()
+MODES = list(AutoresetMode)
+
+
+class Walk(gym.Env):
+    """Episodes of 1 to 6 steps that terminate or are truncated, whatever the actions are. A graph
+    makes the observation ragged."""
+
+    def __init__(self, ragged=False):
+        parts = {"position": vector(3), "task": spaces.Discrete(4)}
+        if ragged:
+            parts["graph"] = spaces.Graph(vector(2), None)
+        self.observation_space = spaces.Dict(parts)
+        self.action_space = spaces.Discrete(2)
+
+    def observe(self):
+        rng = self.np_random
+        obs = {"position": rng.uniform(-1, 1, 3).astype(np.float32), "task": rng.integers(4)}
+        if "graph" in self.observation_space.keys():
+            nodes = rng.uniform(-1, 1, (rng.integers(1, 5), 2)).astype(np.float32)
+            links = rng.integers(len(nodes), size=(rng.integers(4), 2))
+            obs["graph"] = spaces.GraphInstance(nodes, None, links)
+        return obs
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = self.np_random.integers(1, 7)
+        return self.observe(), {}
+
+    def step(self, action):
+        self.left -= 1
+        ends = self.left == 0
+        is_cut = bool(self.np_random.integers(2))
+        reward = float(self.np_random.normal())
+        return self.observe(), reward, ends and not is_cut, ends and is_cut, {}
+
+
+gym.register("VectorWalk-v0", Walk)
+
+
+def make(num_envs, mode="NextStep", ragged=False, copy=True):
+    """A VectorEnv of walks."""
+    makers = [partial(Walk, ragged)] * num_envs
+    return SyncVectorEnv(makers, copy=copy, autoreset_mode=AutoresetMode(mode))
+
+
+def script_of(name):
+    return importlib.import_module(f"cleanrl_graph.ppo_{name}")
+
+
+def trained(path, name, mode=None, ragged=True, **flags):
+    """The scalars of a run with single environments, or with a VectorEnv of that mode."""
+    flags = dict(env_kwargs={"ragged": ragged}, env_id="VectorWalk-v0", anneal_lr=False) | flags
+    if mode:
+        flags["env_id"] = f"{__name__}:make"
+        flags["env_kwargs"] = {"ragged": ragged, "mode": mode.value}
+        flags["vectorization_mode"] = "vector_entry_point"
+    done = run(path, script_of(name), norm_obs=True, **flags)
+    return {k: v for k, v in done.scalars.items() if k != "charts/SPS"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("ragged", [False, True])
+def test_losses_are_those_of_single_environments(name, ragged, tmp_path):
+    single = trained(tmp_path / "single", name, ragged=ragged)
+    assert single["losses/value_loss"]
+    for mode in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):
+        assert trained(tmp_path / mode.value, name, mode, ragged) == single
+
+
+def rows_of(envs, num_steps):
+    """Per environment what it returned for each step that is one: observation, reward, ends."""
+    step = envs.reset(7)
+    N = len(step.reward)
+    found = [[] for _ in range(N)]
+    lengths = []
+    for _ in range(num_steps):
+        is_step = np.broadcast_to(step.is_step, N)
+        before = step
+        step = envs.step([0] * N)
+        ends = iter(step.finals)
+        for i in range(N):
+            last = [x.tolist() for x in next(ends).values] if step.truncated[i] else None
+            if is_step[i]:
+                num = {k: v[: i + 1] for k, v in before.obs.counts.items()}
+                own = []
+                for leaf, values in zip(envs.leaves, before.obs.values):
+                    end = num[leaf.group].sum()
+                    own.append(values[end - num[leaf.group][-1] : end].tolist())
+                outcome = step.reward[i].item(), bool(step.terminated[i]), bool(step.truncated[i])
+                found[i].append((own, *outcome, last))
+        lengths += [(i, info["episode"]["l"]) for i, info in step.infos]
+    envs.close()
+    return found, [[int(n) for k, n in lengths if k == i] for i in range(N)]
+
+
+@pytest.mark.parametrize("copy", [True, False])
+@pytest.mark.parametrize("mode", MODES)
+def test_the_steps_are_those_of_single_environments(mode, copy):
+    args = small_args(env_id="VectorWalk-v0", env_kwargs={"ragged": True})
+    makers = [partial(ppo_graph.make_env, args, i) for i in range(3)]
+    expected, expected_lengths = rows_of(ppo_graph.Envs(makers), 60)
+    env = make(3, mode.value, ragged=True, copy=copy)
+    found, lengths = rows_of(VectorEnvs(ppo_graph, env, args), 60)
+    for own, own_lengths, right, right_lengths in zip(found, lengths, expected, expected_lengths):
+        assert 30 < len(own) <= 60 and own == right[: len(own)]
+        assert own_lengths == right_lengths[: len(own_lengths)] and own_lengths
+        if mode is not AutoresetMode.NEXT_STEP:
+            assert len(own) == 60
+
+
+def by_hand(steps, values, last, gamma, lam):
+    """Advantages and V of the steps that are some, in float64, environment by environment.
+    steps[t + 1] is what the actions at steps[t] led to; `last` is what next_values returned."""
+    T, N = len(values), len(values[0])
+    cuts = [(t, i) for t in range(T) for i in range(N) if steps[t + 1].truncated[i]]
+    final = dict(zip(cuts, last[N:]))
+    pairs = []
+    for i in range(N):
+        advantage = 0.0
+        after = last[i]
+        for t in reversed(range(T)):
+            if not np.broadcast_to(steps[t].is_step, N)[i]:
+                advantage = after = None  # must not be read
+                continue
+            step = steps[t + 1]
+            reward = float(step.reward[i])
+            if step.terminated[i]:
+                advantage = reward - values[t][i]
+            elif step.truncated[i]:
+                advantage = reward + gamma * final[t, i] - values[t][i]
+            else:
+                delta = reward + gamma * after - values[t][i]
+                advantage = delta + gamma * lam * advantage
+            after = values[t][i]
+            pairs.append((advantage, values[t][i]))
+    return np.array(pairs).T
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_next_step_has_no_fake_rows(name, tmp_path, monkeypatch):
+    script = script_of(name)
+    steps, values, lasts, counts = [], [], [], []
+
+    class Noted(script.Memory):
+        def act(self, step, greedy=False):
+            steps.append(step)
+            result = super().act(step, greedy)
+            values.append(result[2].double().tolist())
+            return result
+
+        def next_values(self, step):
+            steps.append(step)
+            lasts.append(super().next_values(step).double().tolist())
+            return result_of(lasts)
+
+        def rollout(self):
+            obs = super().rollout()
+            counts.append(len(obs["position"].values))
+            return obs
+
+    def result_of(kept):
+        return script.torch.tensor(kept[-1], dtype=script.torch.float32)
+
+    monkeypatch.setattr(script, "Memory", Noted)
+    flags = dict(num_minibatches=1, update_epochs=1, clip_vloss=False, num_steps=16)
+    scalars = trained(tmp_path, name, AutoresetMode.NEXT_STEP, total_timesteps=48, **flags)
+    advantages, V = by_hand(steps, values, lasts[0], 0.99, 0.95)
+    assert 24 < len(V) < 45 and counts == [len(V)]
+    [(_, loss)] = scalars["losses/value_loss"]
+    assert loss == pytest.approx(0.5 * np.mean(advantages**2), rel=1e-4)
+    [(_, explained)] = scalars["losses/explained_variance"]
+    right = 1 - np.var(advantages) / np.var(advantages + V)
+    assert explained == pytest.approx(right, rel=1e-3, abs=1e-4)
+    [(_, mismatch)] = scalars["debug/collection_mismatch"]
+    assert mismatch < 1e-5
+
+
+class Wrong(SyncVectorEnv):
+    """Walks that return what is not declared."""
+
+    def __init__(self, num_envs, what):
+        super().__init__([Walk] * num_envs)
+        self.what = what
+        if what == "mode":
+            self.metadata = {}
+
+    def reset(self, **kwargs):
+        obs, info = super().reset(**kwargs)
+        return obs, (info | {"action_mask": np.ones((3, 2))} if self.what == "mask" else info)
+
+    def step(self, actions):
+        obs, reward, *rest = super().step(actions)
+        if self.what == "shape":
+            obs["position"] = obs["position"][:, :2]
+        if self.what == "nan":
+            obs["position"][1, 0] = np.nan
+        if self.what == "dtype":
+            obs["task"] = obs["task"] + 0.5
+        if self.what == "number":
+            obs["task"] = obs["task"][:-1]
+        if self.what == "reward":
+            reward[2] = np.inf
+        return obs, reward, *rest
+
+
+def too_many(num_envs):
+    return make(num_envs + 1)
+
+
+def no_vector(num_envs):
+    return Walk()
+
+
+WRONG = {
+    "shape": r"the VectorEnv, leaf 'position', step 1: .* shape \(3, 2\) where .* \(3, 3\)",
+    "nan": "env 1, leaf 'position', step 1: value nan",
+    "dtype": "leaf 'task', step 1: dtype float64",
+    "number": r"leaf 'task', step 1: .* shape \(2,\)",
+    "mask": "info has an action_mask, which is not read",
+    "reward": "env 2, step 1: reward is inf",
+    "mode": r"metadata\['autoreset_mode'\] is None",
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_not_declared_is_a_sentence(what, tmp_path):
+    flags = dict(env_id=f"{__name__}:Wrong", env_kwargs={"what": what})
+    with pytest.raises(UsageError, match=WRONG[what]):
+        run(tmp_path, vectorization_mode="vector_entry_point", **flags)
+
+
+@pytest.mark.parametrize(
+    "name, flags, problem",
+    [
+        ("graph", dict(env_id=f"{__name__}:too_many"), "num_envs is 4, --num-envs is 3"),
+        ("graph", dict(env_id=f"{__name__}:no_vector"), "makes Walk, not a gymnasium.vector"),
+        ("graph", dict(env_id="VectorWalk-v0"), "vector entry point"),
+        ("graph", dict(env_kwargs=[{}, {}]), "not a list"),
+        ("graph", dict(num_workers=2), "leave out --num-workers"),
+        ("graph", dict(wrap=("z:uniform:2",)), "--wrap wraps single"),
+        ("graph_async", {}, "ppo_graph_async does not take a VectorEnv"),
+        ("graph_agents", {}, "ppo_graph_agents does not take a VectorEnv"),
+    ],
+)
+def test_what_cannot_be_is_a_sentence(name, flags, problem, tmp_path):
+    flags = {"env_id": f"{__name__}:make", "vectorization_mode": "vector_entry_point"} | flags
+    with pytest.raises(UsageError, match=problem), contextlib.chdir(tmp_path):
+        run(tmp_path, script_of(name), **flags)
+
+
+def test_an_id_with_a_vector_entry_point_is_evaluated_by_single_environments(tmp_path):
+    flags = dict(env_id="CartPole-v1", vectorization_mode="vector_entry_point", eval_episodes=2)
+    assert len(run(tmp_path, **flags).rows) >= 2
+
+
+class Pick(gym.Env):
+    """Choose a node; episodes of two steps. `more` rows of the mask are too many."""
+
+    observation_space = spaces.Dict(
+        {
+            "graph": spaces.Graph(vector(2), None),
+            "action_mask": spaces.Sequence(spaces.Box(0, 1, (), np.int8), stack=True),
+        }
+    )
+    action_space = spaces.Discrete(6)
+
+    def __init__(self, more=0):
+        self.more = more
+
+    def observe(self):
+        num = int(self.np_random.integers(1, 6))
+        nodes = self.np_random.uniform(-1, 1, (num, 2)).astype(np.float32)
+        graph = spaces.GraphInstance(nodes, None, np.zeros((0, 2), np.int64))
+        self.mask = self.np_random.integers(2, size=num).astype(np.int8)
+        self.mask[-1] = 1
+        more = np.ones(self.more, np.int8)
+        return {"graph": graph, "action_mask": np.concatenate([self.mask, more])}
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        assert self.mask[action] == 1
+        self.t += 1
+        return self.observe(), 1.0, self.t == 2, False, {}
+
+
+def make_picks(num_envs, **kwargs):
+    return SyncVectorEnv([partial(Pick, **kwargs)] * num_envs)
+
+
+def test_masks_of_ragged_rows_hold(tmp_path):
+    flags = dict(env_id=f"{__name__}:make_picks", vectorization_mode="vector_entry_point")
+    assert run(tmp_path / "right", **flags).scalars["charts/episodic_return"]
+    with pytest.raises(UsageError, match="leaf 'action_mask', step 0: .* rows where 'graph.nodes'"):
+        run(tmp_path / "wrong", env_kwargs={"more": 1}, **flags)
+
+
+@pytest.mark.parametrize(
+    "first, then", [("sync", "vector_entry_point"), ("vector_entry_point",) * 2]
+)
+def test_a_vector_env_begins_anew_when_a_run_is_resumed(first, then, tmp_path, capsys):
+    flags = dict(env_id="CartPole-v1", checkpoint_every=1, total_timesteps=24)
+    run(tmp_path, vectorization_mode=first, **flags)
+    [folder] = tmp_path.iterdir()
+    args = small_args(**flags | {"total_timesteps": 72, "run_dir": str(tmp_path)})
+    args.vectorization_mode = then
+    args.resume = str(folder)
+    services.run(ppo_graph, args)
+    assert "the environments begin new episodes" in capsys.readouterr().err
+    assert (folder / "checkpoint_000000000072.ckpt").exists()
+
+
+def test_a_module_that_fails_is_a_sentence(tmp_path, monkeypatch):
+    (tmp_path / "broken_vectors.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    flags = dict(env_id="broken_vectors:make", vectorization_mode="vector_entry_point")
+    with pytest.raises(UsageError, match="--env-id broken_vectors:make: ZeroDivisionError"):
+        run(tmp_path / "runs", **flags)

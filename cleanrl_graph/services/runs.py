@@ -325,8 +325,8 @@ class Services:
             self.longest = max(self.longest, length)
             for name in names:
                 if name is not None:
-                    self.writer.add_scalar(f"charts/episodic_return/{name}", ret, step)
-                    self.writer.add_scalar(f"charts/episodic_length/{name}", length, step)
+                    values.setdefault(f"charts/episodic_return/{name}", []).append(ret)
+                    values.setdefault(f"charts/episodic_length/{name}", []).append(length)
             for name, value in report.items():
                 values.setdefault(f"charts/eval/{name}", []).append(value)
             for name, value in metrics.items():

@@ -7,10 +7,11 @@ again.
 A run is NAME_ENV_sSEED_HASH; the hash is that of its normalised command, environment and seed.
 What it leaves stands in two files of benchmark/results/TABLE (tables.py reads and writes them):
 
-- curves.csv.gz: one row per finished episode: step, wall_time (seconds since the training began),
-  return, length, SPS, episodes. Where these are more than 500, a row is the mean of the
-  `episodes` episodes that ended in the same w steps, w the smallest power of two that is enough;
-  `step` and `wall_time` are those of the last of them.
+- curves.csv.gz: one row per finished episode, from episodes.csv, or from the log where there is
+  none: step, wall_time (seconds since the training began), return, length, SPS, episodes. Where
+  these are more than 500, a row is the mean of the `episodes` episodes that ended in the same w
+  steps, w the smallest power of two that is enough; `step` and `wall_time` are those of the last
+  of them.
 - runs.csv: command, commit, versions, machine, start, duration, exit code, and of a finished run
   steps and SPS of its last update, the largest collection_mismatch of all updates, the fingerprint
   (fingerprint.py: the losses of its first two updates) and eval (the columns of the script's

@@ -1652,22 +1652,25 @@ class Run:
         return tqdm(total=self.args.total_timesteps, unit_scale=True)
 
     def end_update(self, global_step: int, step: Step, scalars: dict, episodes: list) -> None:
-        """Logs the scalars of rank 0 and the episodes of all ranks, (global step, env, last info)
-        each. The next update begins with `step`."""
+        """Logs the scalars of rank 0, and mean, minimum and maximum over the episodes of all ranks
+        that ended in the rollout, (global step, env, last info) each. The next update begins with
+        `step`."""
         episodes = sum(all_ranks(episodes), [])
         if RANK > 0:
             return
-        for at, _, info in episodes:
-            self.writer.add_scalar("charts/episodic_return", info["episode"]["r"], at)
-            self.writer.add_scalar("charts/episodic_length", info["episode"]["l"], at)
+        for name, key in (("charts/episodic_return", "r"), ("charts/episodic_length", "l")):
+            numbers = [info["episode"][key] for _, _, info in episodes]
+            if numbers:
+                scalars[name] = np.mean(numbers)
+            if len(numbers) > 1:
+                scalars |= {f"{name}_min": min(numbers), f"{name}_max": max(numbers)}
         self.bar.update(global_step - self.bar.n)
         num_steps = global_step - self.bar.initial
         scalars["charts/SPS"] = int(num_steps / self.bar.format_dict["elapsed"])
         for name, value in scalars.items():
             self.writer.add_scalar(name, value, global_step)
         if episodes:
-            mean = np.mean([info["episode"]["r"] for _, _, info in episodes])
-            self.bar.set_postfix(ret=f"{mean:.4g}")
+            self.bar.set_postfix(ret=f"{scalars['charts/episodic_return']:.4g}")
 
     def close(self) -> None:
         self.bar.close()

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmark")]  # for all that import this module
 import tables  # noqa: E402
 
-from cleanrl_graph.services.plot import scalars  # noqa: E402
+from cleanrl_graph.services.plot import events_of  # noqa: E402
 
 PPO_GRAPH = str(ROOT / "cleanrl_graph" / "ppo_graph.py")
 
@@ -163,11 +163,9 @@ def train(command: list[str], cwd: str) -> Run:
 
 
 def logged(run_dir: Path) -> tuple[list[float], list[float]]:
-    """SPS of each update and return of each episode in the log of the only run in a folder."""
-    found = {"charts/SPS": [], "charts/episodic_return": []}
-    for tag, _, _, value in scalars(run_dir, *found):
-        found[tag].append(value)
-    return found["charts/SPS"], found["charts/episodic_return"]
+    """SPS of each update and return of each episode of the only run in a folder."""
+    episodes, updates = events_of(run_dir)
+    return [sps for _, sps in updates], [ret for _, _, ret, _ in episodes]
 
 
 def in_turns(systems: dict[str, list[str]], rounds: int) -> dict[str, list[Run]]:

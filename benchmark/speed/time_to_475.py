@@ -4,10 +4,11 @@ CleanRL's ppo.py.
     python benchmark/speed/time_to_475.py --cleanrl PATH/ppo.py \
         --out benchmark/results/speed/tables.md#time_to_475
 
-Both in turns A B A B, one seed a round, each as a process of its own. The time is that in the
-TensorBoard log, from its first entry (the hyperparameters) to the first episode at which the mean
-return of 100 episodes is 475. ppo.py runs with its defaults, and with the two replacements of
-cartpole_vs_cleanrl.py that gymnasium 1.x makes necessary.
+Both in turns A B A B, one seed a round, each as a process of its own. The time is that of the
+training to the first episode at which the mean return of 100 episodes is 475: in episodes.csv, and
+for ppo.py in the TensorBoard log, from its first entry, the hyperparameters. ppo.py runs with its
+defaults, and with the two replacements of cartpole_vs_cleanrl.py that gymnasium 1.x makes
+necessary.
 """
 
 import sys

@@ -13,7 +13,8 @@ With --evaluations return, or another column of evaluations.csv, the curves are 
 --eval-every measured while it trained, as it is.
 
 A run has args.json and episodes.csv where services trained it. Of a script alone the flags are what
-the name of the folder says, and episodes those of TensorBoard's log.
+the name of the folder says, and episodes are the values of TensorBoard's log: a whole script has
+one for each rollout, the mean of its episodes, so --episodes 10 is then a mean over ten rollouts.
 """
 
 import csv
@@ -94,8 +95,8 @@ def scalars(folder: Path, *tags: str) -> Iterator[tuple[str, int, float, float]]
 
 def events_of(folder: Path) -> tuple[list[tuple], list[tuple]]:
     """(step, seconds of training, return, length) of every episode and (step, SPS) of every update.
-    A newer event file replaces what older ones hold after the last update before its first step;
-    its time goes on from there."""
+    Without episodes.csv, episodes are what the log has, see above. A newer event file replaces what
+    older ones hold after the last update before its first step; its time goes on from there."""
     episodes = []
     updates = []  # (step, SPS, seconds)
     for path in event_files(folder):
@@ -117,17 +118,24 @@ def events_of(folder: Path) -> tuple[list[tuple], list[tuple]]:
             episodes.append((step, before + seconds, ret, length))
         for step, seconds, sps in values["SPS"]:
             updates.append((step, sps, before + seconds))
-    return episodes, [row[:2] for row in updates]
+    found = rows_of_csv(folder)
+    return episodes if found is None else found, [row[:2] for row in updates]
 
 
 def episodes_of(folder: Path) -> list[tuple]:
-    """(step, seconds of training, return, length) of every episode."""
-    path = folder / "episodes.csv"
-    if not path.exists():
-        return events_of(folder)[0]
-    with open(path, newline="") as file:
-        _, *rows = csv.reader(file)
-    return [tuple(map(float, row[:4])) for row in rows]
+    """(step, seconds of training, return, length) of every episode, as `events_of` has them."""
+    found = rows_of_csv(folder)
+    return events_of(folder)[0] if found is None else found
+
+
+def rows_of_csv(folder: Path) -> list[tuple] | None:
+    """Those in the episodes.csv of the newest run below `folder`; None if it has no such file."""
+    for path in event_files(folder)[-1:]:
+        if path.with_name("episodes.csv").exists():
+            with open(path.with_name("episodes.csv"), newline="") as file:
+                _, *rows = csv.reader(file)
+            return [(int(row[0]), *map(float, row[1:4])) for row in rows]
+    return None
 
 
 def flags_of(folder: Path) -> dict:

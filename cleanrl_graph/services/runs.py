@@ -304,8 +304,9 @@ class Services:
         return broadcast(rank() == 0 and self.evaluations.evaluate(self.trained[0]))
 
     def note_episodes(self, episodes: list) -> None:
-        """Writes the episodes of all ranks to episodes.csv, and to the log their groups, and the
-        means of what is in info["eval"] and, of each group and task, too, in info["metrics"]."""
+        """Writes the episodes of all ranks to episodes.csv, and means over them to the log: returns
+        and lengths of each group and task, what is in info["eval"] and, of all and of each group
+        and task, what is in info["metrics"]."""
         num_tasks = len(entries(self.args))
         rows = []
         reports = []
@@ -321,12 +322,12 @@ class Services:
         if rank() > 0:
             return
         values = {}  # name in the log -> numbers
-        for (step, ret, length, *names), (report, metrics) in zip(rows, reports):
+        for (_, ret, length, *names), (report, metrics) in zip(rows, reports):
             self.longest = max(self.longest, length)
             for name in names:
                 if name is not None:
-                    self.writer.add_scalar(f"charts/episodic_return/{name}", ret, step)
-                    self.writer.add_scalar(f"charts/episodic_length/{name}", length, step)
+                    values.setdefault(f"charts/episodic_return/{name}", []).append(ret)
+                    values.setdefault(f"charts/episodic_length/{name}", []).append(length)
             for name, value in report.items():
                 values.setdefault(f"charts/eval/{name}", []).append(value)
             for name, value in metrics.items():

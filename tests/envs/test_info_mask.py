@@ -151,7 +151,7 @@ def test_masks_of_taxi(tmp_path):
         np.testing.assert_equal(row, other)
     assert row[3]
     run_ = run(tmp_path, env_id="Taxi-v4", env_kwargs={"max_episode_steps": 10})
-    assert min(value for _, value in run_.scalars["charts/episodic_return"]) >= -10
+    assert min(value for _, value in run_.scalars["charts/episodic_return_min"]) >= -10
 
 
 @pytest.mark.parametrize("truncated", [True, False])

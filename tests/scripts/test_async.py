@@ -33,6 +33,7 @@ from cleanrl_graph import ppo_graph, services
 from cleanrl_graph import ppo_graph_async as script
 from cleanrl_graph.services import check, checkpoint
 from cleanrl_graph.services.command import envs_of
+from cleanrl_graph.services.plot import episodes_of
 
 CPU = torch.device("cpu")
 RANDOM = dict(env_id="Random-v0", env_kwargs={"observation": "set"})
@@ -426,6 +427,6 @@ def test_learns(tmp_path):
     """CartPole is balanced with a lag of two updates."""
     flags = dict(env_id="CartPole-v1", total_timesteps=30720, num_envs=8, num_steps=64, max_lag=2)
     flags |= dict(learning_rate=3e-3, hidden_dims=(64,), update_epochs=4, num_minibatches=4)
-    log = run(tmp_path, script, **flags).scalars
-    assert np.mean([value for _, value in log["charts/episodic_return"]][-20:]) > 100
+    _, log, folder, _ = run(tmp_path, script, **flags)
+    assert np.mean([ret for _, _, ret, _ in episodes_of(folder)][-20:]) > 100
     assert 0 < np.mean([value for _, value in log["debug/behaviour_kl"]]) < 0.1

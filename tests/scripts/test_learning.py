@@ -5,10 +5,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from helpers import MASK, graph_space, train_events, vector
+from helpers import MASK, graph_space, vector
 
 from cleanrl_graph import ppo_framestack, ppo_graph, ppo_gtrxl, ppo_lstm_sparse, services
 from cleanrl_graph.services import arguments
+from cleanrl_graph.services.plot import episodes_of
 
 COLOURS = np.eye(4, dtype=np.float32)
 SET = spaces.Sequence(vector(), stack=True)
@@ -228,7 +229,7 @@ def learn(run_dir, env_id, env_kwargs, script=ppo_graph, **flags):
     args |= dict(hidden_dims=(32,), gnn_dim=16, gnn_layers=1, eval_episodes=50, cuda=False)
     args |= dict(env_id=env_id, env_kwargs=env_kwargs, run_dir=str(run_dir), checkpoint_every=0)
     rows = services.run(script, arguments.args_of(script, **args | flags))
-    returns = [ret for _, ret in train_events(run_dir)["charts/episodic_return"]]
+    returns = [ret for _, _, ret, _ in episodes_of(run_dir)]
     return np.mean(returns[-200:]), np.mean([row["return"] for row in rows] or 0.0)
 
 

@@ -26,6 +26,7 @@ from helpers import (
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cleanrl_graph import ppo_graph
+from cleanrl_graph.services.csv_file import read
 
 
 # ---- The command line ----
@@ -72,12 +73,11 @@ def test_names_in_the_log(tmp_path):
     log = run(tmp_path, env_id="envs:PoissonGraph-v0", env_kwargs={"episode_length": 5}).scalars
     for name in LOGGED:
         assert [step for step, _ in log[name]] == [24, 48], name
-    assert set(log) == {*LOGGED, "charts/episodic_return", "charts/episodic_length"}
+    kinds = [f"charts/episodic_{kind}" for kind in ("return", "length")]
+    assert set(log) == {*LOGGED, *(kind + end for kind in kinds for end in ("", "_min", "_max"))}
     assert [value for _, value in log["charts/learning_rate"]] == pytest.approx([2.5e-4, 1.25e-4])
     assert 0 < log["charts/padding_avoided"][0][1] < 1
-    ends = [step for step, _ in log["charts/episodic_return"]]
-    assert ends == [15] * 3 + [30] * 3 + [45] * 3  # every episode, at the step at which it ended
-    assert [value for _, value in log["charts/episodic_length"]] == [5] * 9
+    assert log["charts/episodic_length"] == [(24, 5), (48, 5)]
 
 
 class Grouped(gym.Env):
@@ -105,11 +105,12 @@ gym.register("Grouped-v0", entry_point=Grouped)
 def test_groups_of_the_environment(tmp_path):
     """Return and length are logged for all and per group; evaluation has groups, too, and the
     environment's own numbers."""
-    rows, log, *_ = run(tmp_path, env_id="Grouped-v0", num_envs=1, num_steps=24, eval_episodes=2)
-    assert [step for step, _ in log["charts/episodic_return"]] == list(range(4, 49, 4))
-    first = [step for step, _ in log["charts/episodic_return/a"]]
-    assert first == list(range(4, 49, 8))  # the very first was a mask's
-    assert log["charts/episodic_length/b"] == [(step, 4) for step in range(8, 49, 8)]
+    flags = dict(env_id="Grouped-v0", num_envs=1, num_steps=24, eval_episodes=2)
+    rows, log, folder, _ = run(tmp_path, **flags)
+    ends = [(int(row["step"]), row["group"]) for row in read(folder / "episodes.csv")]
+    # The very first episode was a mask's
+    assert ends == list(zip(range(4, 49, 4), "ab" * 6))
+    assert log["charts/episodic_return/a"] == log["charts/episodic_length/b"] == [(24, 4), (48, 4)]
     row = {"group": "a", "length": 4, "return": 4, "rule": 7}
     assert rows == [{"episode": i, **row} for i in range(2)]
 

@@ -4,16 +4,18 @@
 import contextlib
 import csv
 import importlib
+from collections import Counter
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from helpers import run, small_args, train_events, vector
+from helpers import run, run_folder, small_args, train_events, vector
 from processes import train_ranks
 
 from cleanrl_graph import ppo_graph
 from cleanrl_graph.services.command import envs_of
+from cleanrl_graph.services.csv_file import read
 
 
 class Family(gym.Env):
@@ -53,17 +55,17 @@ NUMBERS = [{"number": 1}, {"number": 2}, {"number": 4}]
 def test_names_of_tasks_in_the_log(tmp_path):
     """Returns and lengths per entry beside those of all, where there is a list."""
     flags = dict(env_id="Family-v0", num_envs=4, num_steps=6, total_timesteps=24)
-    log = run(tmp_path / "a", env_kwargs=NUMBERS, **flags).scalars
+    _, log, folder, _ = run(tmp_path / "a", env_kwargs=NUMBERS, **flags)
     names = [name for name in log if name.startswith("charts/episodic")]
-    tasks = ("", "/task_0", "/task_1", "/task_2")
-    expected = [f"charts/episodic_{kind}{task}" for kind in ("length", "return") for task in tasks]
+    ends = ("", "/task_0", "/task_1", "/task_2", "_max", "_min")
+    expected = [f"charts/episodic_{kind}{end}" for kind in ("length", "return") for end in ends]
     assert sorted(names) == expected
     returns = [log[f"charts/episodic_return/task_{k}"] for k in range(3)]  # n + z = n - 1 a step
-    assert returns == [[(12, 0)] * 2 + [(24, 0)] * 2, [(16, 4)], [(24, 18)]]
+    assert returns == [[(24, 0)], [(24, 4)], [(24, 18)]]
     assert log["charts/episodic_length/task_2"] == [(24, 6)]
-    assert len(log["charts/episodic_return"]) == 6
+    assert len(read(folder / "episodes.csv")) == 6
     log = run(tmp_path / "b", env_kwargs={"number": 1}, **flags).scalars
-    assert [name for name in log if "episodic_return" in name] == ["charts/episodic_return"]
+    assert "charts/episodic_return" in log and not [name for name in log if "/task" in name]
 
 
 def test_ranks_cover_the_list(tmp_path):
@@ -72,9 +74,12 @@ def test_ranks_cover_the_list(tmp_path):
     flags |= dict(num_minibatches=1, total_timesteps=96, checkpoint_every=0)
     assert train_ranks(tmp_path / "runs", **flags) == [0, 0]
     log = train_events(tmp_path / "runs")
-    lengths = [[length for _, length in log[f"charts/episodic_length/task_{k}"]] for k in range(3)]
-    assert lengths == [[3] * 16, [4] * 6, [6] * 4]  # 24 steps; entry 0 is in env 0 and env 3
-    assert len(log["charts/episodic_length"]) == 26 and len(log["losses/value_loss"]) == 2
+    for k, length in enumerate((3, 4, 6)):
+        assert log[f"charts/episodic_length/task_{k}"] == [(48, length), (96, length)]
+    tasks = Counter(row["task"] for row in read(run_folder(tmp_path / "runs") / "episodes.csv"))
+    assert tasks == {"task_0": 16, "task_1": 6, "task_2": 4}  # entry 0 is in env 0 and env 3
+    assert log["charts/episodic_length"][0][1] == pytest.approx((16 * 3 + 6 * 4 + 4 * 6) / 26)
+    assert len(log["losses/value_loss"]) == 2
 
 
 def test_spaces_that_fit():
@@ -89,17 +94,19 @@ def test_spaces_that_fit():
 def test_names_of_z_in_the_log(tmp_path):
     """Per skill; for numbers per third of the first one; with a list per entry, too."""
     flags = dict(env_id="Family-v0", num_steps=100, total_timesteps=300, num_minibatches=1)
-    log = run(tmp_path / "a", wrap=("z:skill:3",), **flags).scalars
+    _, log, folder, _ = run(tmp_path / "a", wrap=("z:skill:3",), **flags)
     for z in range(3):  # two steps of reward z
         assert {value for _, value in log[f"charts/episodic_return/z_{z}"]} == {2.0 * z}
         assert {value for _, value in log[f"charts/episodic_length/z_{z}"]} == {2}
-    num = sum(len(log[f"charts/episodic_return/z_{z}"]) for z in range(3))
-    assert num == len(log["charts/episodic_return"]) == 150
-    log = run(tmp_path / "b", wrap=("z:uniform:2",), env_kwargs=[{}, {}], **flags).scalars
+    groups = [row["group"] for row in read(folder / "episodes.csv")]
+    assert set(groups) == {"z_0", "z_1", "z_2"} and len(groups) == 150
+    _, log, folder, _ = run(tmp_path / "b", wrap=("z:uniform:2",), env_kwargs=[{}, {}], **flags)
+    rows = read(folder / "episodes.csv")
     for z in range(3):
-        values = [value / 2 for _, value in log[f"charts/episodic_return/z_{z}"]]
+        values = [float(row["return"]) / 2 for row in rows if row["group"] == f"z_{z}"]
         assert z / 3 <= min(values) and max(values) <= (z + 1) / 3 and len(values) > 30
-    assert sum(len(log[f"charts/episodic_return/task_{k}"]) for k in range(2)) == 150
+        assert log[f"charts/episodic_return/z_{z}"][0][1] == pytest.approx(2 * np.mean(values))
+    assert {row["task"] for row in rows} == {"task_0", "task_1"} and len(rows) == 150
     assert not [name for name in log if "z_3" in name or "task_2" in name]
 
 

@@ -30,6 +30,7 @@ from processes import (
 
 from cleanrl_graph import ppo_graph
 from cleanrl_graph.services import checkpoint, runs
+from cleanrl_graph.services.plot import episodes_of
 
 RUNNER = """
 import os, sys, torch
@@ -147,8 +148,10 @@ def test_torchrun(tmp_path, monkeypatch):
     torch.testing.assert_close(two, one, atol=1e-6, rtol=1e-6)
     logs = [train_events(tmp_path / name) for name in "12"]
     assert [step for step, _ in logs[1]["charts/SPS"]] == [96]
+    ends = [[(step, *row) for step, _, *row in episodes_of(tmp_path / name)] for name in "12"]
+    assert sorted(ends[0]) == sorted(ends[1]) and len(ends[0]) > 6
     for tag in ("charts/episodic_return", "charts/episodic_length"):
-        assert sorted(logs[0][tag]) == sorted(logs[1][tag]) and len(logs[0][tag]) > 6
+        assert dict(logs[0][tag]) == pytest.approx(dict(logs[1][tag]))
 
 
 @pytest.mark.slow
@@ -280,5 +283,5 @@ def test_two_ranks_learn(tmp_path):
     processes = start_ranks(tmp_path / "a", **flags, checkpoint_every=100)
     for process in processes:
         process.join()
-    returns = [value for _, value in train_events(tmp_path / "a")["charts/episodic_return"]]
+    returns = [ret for _, _, ret, _ in episodes_of(tmp_path / "a")]
     assert np.mean(returns[-20:]) > 100

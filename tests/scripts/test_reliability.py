@@ -32,6 +32,7 @@ from walks import Faulty, Forgetful, NoPickle, OnClass
 from cleanrl_graph import ppo_graph
 from cleanrl_graph.services import checkpoint, runs
 from cleanrl_graph.services.check import UsageError
+from cleanrl_graph.services.plot import episodes_of
 from cleanrl_graph.services.workers import WorkerEnvs
 
 BENCHMARK = Path(__file__).parents[2] / "benchmark"
@@ -204,7 +205,9 @@ def test_inexact_environments_begin_anew(kind, words, workers, tmp_path, capfd):
     log = log_of(folder)
     assert [step for step, _ in log["losses/value_loss"]] == [24 * k for k in range(1, 7)]
     ends = sorted([*range(21, 49, 21), *range(48 + 21, 145, 21)] * 3)
-    assert log["charts/episodic_length"] == [(step, 7) for step in ends]
+    assert [(step, length) for step, _, _, length in episodes_of(folder)] == [
+        (step, 7) for step in ends
+    ]
     seeds = list(map(int, (tmp_path / "seeds").read_text().split()))  # workers write side by side
     assert sorted(seeds[:3]) == [1, 2, 3] and len(seeds) == len(set(seeds)) == 6
 
@@ -400,7 +403,7 @@ def test_fault_in_an_environment(fault, workers, sentence, tmp_path):
     assert newest(tmp_path / "b") == 144 and not (folder / "failed").exists()
     log = log_of(folder)
     assert [step for step, _ in log["losses/value_loss"]] == [24 * k for k in range(1, 7)]
-    ends = [step for step, _ in log["charts/episodic_length"]]
+    ends = [step for step, *_ in episodes_of(folder)]
     assert ends[-3:] == [48 + 21 * 4] * 3  # they began in update 3
     seeds = (tmp_path / "seeds").read_text().split()
     assert len(seeds) == len(set(seeds)) == 6

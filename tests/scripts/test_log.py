@@ -1,0 +1,116 @@
+"""Returns and lengths in the log are one value per rollout, however many episodes ended in it;
+episodes.csv has each episode, and curves are made of it."""
+
+import csv
+import importlib
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from helpers import run, small_args, train_events, vector
+from torch.utils.tensorboard import SummaryWriter
+
+from cleanrl_graph import ppo_graph
+from cleanrl_graph.services.plot import episodes_of, events_of, find
+
+FILES = sorted(Path(ppo_graph.__file__).parent.glob("ppo_*.py"))
+WHOLE = [path.stem for path in FILES if not path.stem.endswith("_mini")]
+KINDS = ("return", "length")
+
+
+class Longer(gym.Env):
+    """The next episode is one step longer than the one before. A step earns its number. With an
+    `agent`, an action for each row."""
+
+    observation_space = spaces.Dict(x=spaces.Sequence(vector(1), stack=True))
+    length = 0
+
+    def __init__(self, agent=False):
+        each = spaces.Discrete(2)
+        self.action_space = spaces.Sequence(each) if agent else each
+
+    def observe(self):
+        return {"x": np.ones((2, 1), np.float32)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        self.length += 1
+        return self.observe(), {}
+
+    def step(self, action):
+        self.t += 1
+        return self.observe(), self.t, self.t == self.length, False, {"rewards": [1.0, 0.0]}
+
+
+gym.register("LogLonger-v0", entry_point=Longer)
+FLAGS = dict(env_id="LogLonger-v0", num_envs=1, num_steps=6, total_timesteps=54, num_minibatches=1)
+
+
+def assert_logged(log, returns, lengths):
+    """`returns` and `lengths` are step of a rollout -> those of its episodes."""
+    for kind, found in zip(KINDS, (returns, lengths)):
+        name = f"charts/episodic_{kind}"
+        several = {step: numbers for step, numbers in found.items() if len(numbers) > 1}
+        assert log[name] == [(step, pytest.approx(np.mean(own))) for step, own in found.items()]
+        assert log[f"{name}_min"] == [(step, min(own)) for step, own in several.items()]
+        assert log[f"{name}_max"] == [(step, max(own)) for step, own in several.items()]
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_one_value_a_rollout(name, tmp_path):
+    """The mean of all episodes that ended in it; minimum and maximum where there are several."""
+    script = importlib.import_module(f"cleanrl_graph.{name}")
+    kwargs = {"agent": name == "ppo_graph_agents"}
+    _, log, folder, _ = run(tmp_path, script, env_kwargs=kwargs, **FLAGS)
+    returns, lengths = {}, {}
+    for step, _, ret, length in episodes_of(folder):
+        assert ret == length * (length + 1) / 2
+        returns.setdefault(-(step // -6) * 6, []).append(ret)
+        lengths.setdefault(-(step // -6) * 6, []).append(length)
+    assert {len(own) for own in returns.values()} >= {1, 2} and len(returns) < 54 / 6
+    assert_logged(log, returns, lengths)
+
+
+def test_one_value_a_rollout_alone(tmp_path):
+    """A script without services logs the same."""
+    flags = small_args(run_dir=str(tmp_path), **FLAGS)
+    own = {name: getattr(flags, name) for name in ppo_graph.Args.__dataclass_fields__}
+    ppo_graph.main(ppo_graph.Args(**own))
+    lengths = {6: [1, 2, 3], 12: [4], 18: [5], 24: [6], 30: [7], 36: [8], 48: [9]}
+    returns = {step: [n * (n + 1) / 2 for n in own] for step, own in lengths.items()}
+    assert_logged(train_events(tmp_path), returns, lengths)
+    [curve] = find([str(tmp_path)], 1)  # services.plot has a point for each rollout
+    assert curve.steps.tolist() == list(lengths)
+    assert curve.means.tolist() == pytest.approx([np.mean(own) for own in returns.values()])
+
+
+def test_curves_have_each_episode(tmp_path):
+    """Those of a run with services, and of the folder that holds it, are of episodes.csv."""
+    folder = run(tmp_path, env_kwargs={}, **FLAGS).folder
+    with open(folder / "episodes.csv", newline="") as file:
+        rows = [(int(row["step"]), float(row["return"])) for row in csv.DictReader(file)]
+    assert len(rows) > len(train_events(tmp_path)["charts/episodic_return"])
+    episodes, updates = events_of(tmp_path)
+    assert [(step, ret) for step, _, ret, _ in episodes] == rows
+    assert all(isinstance(step, int) for step, *_ in episodes) and len(updates) == 54 / 6
+    [curve] = find([str(tmp_path)], 1)
+    assert list(zip(curve.steps.tolist(), curve.means.tolist())) == rows
+
+
+def test_curves_of_a_run_that_began_again(tmp_path):
+    """Where there are two, the newer one's file counts, also when it has none yet."""
+    for number, ret in enumerate((1.0, 2.0, 3.0)):
+        folder = tmp_path / f"E-v0__x__1__{number}"
+        with SummaryWriter(folder) as writer:
+            for kind in KINDS:
+                writer.add_scalar(f"charts/episodic_{kind}", ret, 8)
+        file = next(folder.glob("events.out.*"))
+        file.rename(folder / f"events.out.tfevents.{number}")
+        if number < 2:
+            text = f"step,seconds,return,length,group,task\n8,1.00,{10 * ret},1,,\n"
+            (folder / "episodes.csv").write_text(text)
+            assert [row[2] for row in events_of(tmp_path)[0]] == [10 * ret]
+    assert [row[2] for row in events_of(tmp_path)[0]] == [3.0]

@@ -22,9 +22,8 @@ from pathlib import Path
 
 import numpy as np
 import schedules
-import tables
 import tyro
-from tables import RESULTS, markdown, place, publish, read, unique
+from tables import RESULTS, budget, finished, markdown, place, publish, read, unique
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from cleanrl_graph.envs import job_shop  # noqa: E402
@@ -32,12 +31,8 @@ from cleanrl_graph.envs import job_shop  # noqa: E402
 # Taillard's, 10 instances each
 GROUPS = tuple("15x15 20x15 20x20 30x15 30x20 50x15 50x20 100x20".split())
 OTHERS = ("la", "orb", "swv", "abz", "yn")
-L2D = dict(
-    zip(
-        ("l2d6x6", "l2d10x10", "l2d15x15", "l2d20x20", "l2d30x20"),
-        (574.1, 988.6, 1504.8, 2007.8, 2508.3),
-    )
-)
+L2D = {"l2d6x6": 574.1, "l2d10x10": 988.6, "l2d15x15": 1504.8, "l2d20x20": 2007.8}
+L2D["l2d30x20"] = 2508.3
 MAKESPANS = {  # as published
     "L2D greedy (Zhang et al. 2020)": L2D,
     "Poppy, one policy, best of 16 [p]": {"l2d10x10": 866.0},
@@ -52,15 +47,8 @@ SUITES |= {"all ta": [name for group in GROUPS for name in SUITES["ta" + group]]
 THREE = {f"ta{group}": SUITES[f"ta{group}"][:3] for group in GROUPS[3:]}
 NUMBERS = (16, 128, 512)
 # of the short table
-SHORT = (
-    "L2D greedy",
-    "ScheduleNet",
-    "Residual",
-    "SPN greedy",
-    "Gumbeldore",
-    "TaSaR greedy",
-    "CP-SAT",
-)
+SHORT = ("L2D greedy", "ScheduleNet", "Residual", "SPN greedy", "CP-SAT")
+SHORT += ("Gumbeldore greedy", "TaSaR greedy")
 SOURCES = """Sources: [a] AndreaCorsini1/SelfLabelingJobShop on GitHub, output/Results.xlsx. [b] Ho
 et al., Residual Scheduling, arXiv 2309.15517, tables 2 to 4. [c] zcaicaros/L2S on GitHub,
 test_results. [d] ScheduleOpt/benchmarks on GitHub, jobshop/solutions. [f] Liao et al., BOPO,
@@ -157,14 +145,18 @@ def cell(value: float) -> str:
 def trainings(results: str, published: list[dict]) -> dict[str, str]:
     """First word of a method -> what its training took."""
     found = {row["method"].split()[0].strip(","): row["training"] for row in published}
-    runs = tables.finished(tables.place(results, "job_shop_quick/runs.csv").parent, "quick_*")
-    return found | {"quick": tables.budget(runs.values(), "decisions", cores=2)}
+    runs = finished(place(results, "job_shop_quick/runs.csv").parent, "quick_*")
+    return found | {"quick": budget(runs.values(), "decisions", cores=2)}
 
 
-def training_of(method: str, budgets: dict[str, str]) -> str:
-    """What the training of a method of a table took, "" for rules and solvers."""
-    name = "quick" if method.startswith("**ours, quick") else method.split()[0].strip(",")
-    return budgets.get(name, "")
+def with_trainings(lines: list, budgets: dict[str, str]) -> list:
+    """The lines of a table that have a figure, and what each training took: "" for rules and
+    solvers."""
+    found = [[*lines[0], "training"]]
+    for method, *cells in lines[1:]:
+        name = "quick" if method.startswith("**ours, quick") else method.split()[0].strip(",")
+        found += [[method, *cells, budgets.get(name, "")]] if any(cells) else []
+    return found
 
 
 def gap_table(
@@ -186,10 +178,7 @@ def gap_table(
         lines.append([method, *(cell(gap(costs, names)) for names in groups.values())])
     for method, row in published.items():
         lines.append([method, *(row.get(group, "") for group in groups)])
-    lines = [line for line in lines if any(line[1:])]
-    return [
-        [*line, training_of(line[0], budgets) if k else "training"] for k, line in enumerate(lines)
-    ]
+    return with_trainings(lines, budgets)
 
 
 def short_table(table: list, solver: dict[str, Costs]) -> list:
@@ -236,10 +225,7 @@ def l2d_table(rows: list[dict], budgets: dict[str, str]) -> list:
             whole = [costs for costs in by_seed.get(suite, {}).values() if len(costs) == 100]
             cells.append(f"{np.mean(whole):.1f}" if whole else "")
         lines.append([f"**ours, {name}, greedy**", *cells])
-    lines = [line for line in lines if any(line[1:])]
-    return [
-        [*line, training_of(line[0], budgets) if k else "training"] for k, line in enumerate(lines)
-    ]
+    return with_trainings(lines, budgets)
 
 
 def family_table(rows: list[dict]) -> list:
@@ -362,7 +348,7 @@ def main(args: Args) -> None:
     taillard = {suite: names for suite, names in SUITES.items() if "ta" in suite}
     others = {suite: SUITES[suite] for suite in OTHERS}
     best = {method: seeds for method, seeds in ours.items() if "best" in method}
-    tabled = [
+    tables = [
         gap_table(ours, solver | rules, taillard, published, budgets),
         gap_table(best, solver | per_instance, THREE, {}, budgets),
         gap_table(ours, solver | rules | per_instance, others, {}, budgets),
@@ -374,21 +360,21 @@ def main(args: Args) -> None:
         "    bash benchmark/job_shop.sh",
         f"{unique(row['cpu'] for row in rows)}, one thread. Commits: [all](schedules.csv).",
         "Taillard's 80 instances, mean gap to the best known makespan, %:",
-        markdown(short_table(tabled[0], solver)),
+        markdown(short_table(tables[0], solver)),
         "All methods:",
-        markdown(tabled[0]),
+        markdown(tables[0]),
         "The first three instances of each larger group:",
-        markdown(tabled[1]),
+        markdown(tables[1]),
         "Other instances:",
-        markdown(tabled[2]),
+        markdown(tables[2]),
         "The test sets of L2D:",
-        markdown(tabled[3]),
+        markdown(tables[3]),
         TEN,
         "Random instances, 10 of each family, with times or routes that no training has had (but "
         "for uniform, and halves in quick), gap to the lower bound before the first decision:",
-        markdown(tabled[4]),
+        markdown(tables[4]),
         "Median seconds of an instance:",
-        markdown(tabled[5]),
+        markdown(tables[5]),
         "![gaps against seconds](gaps.png)",
         SOURCES,
     ]

@@ -46,7 +46,7 @@ RULE_NAMES = {
     "shortest": "shortest path",
     "dodge": "shortest path; who is stuck: a random move every other step",
 }
-TRAININGS = {  # theirs, of the paper (Skrynnik et al., ICLR 2025, appendix I)
+TRAININGS = {  # theirs: Skrynnik et al., ICLR 2025, appendix I, and the settings in its repository
     **dict.fromkeys(("IQL", "QMIX", "QPLEX"), "1M steps of 8 robots, 5 GPU hours"),
     "MAMBA": "50k steps, lifelong, 6 GPU days; 200k, one-shot, 20 GPU hours",
     "MATS-LP": "not known; searches 250 nodes a move",
@@ -173,19 +173,19 @@ def cells_of(rows: list[dict], suites: list[str], column: str) -> list[str]:
 
 
 def table(
-    rows: list[dict], theirs: list[dict], suites: list[str], column: str, folder: Path
+    rows: list[dict], theirs: list[dict], suites: list[str], column: str, budgets: dict[str, str]
 ) -> list[str]:
     """Lines of a markdown table: methods of the raw data, rules, policies, with their trainings."""
     groups, trainings = defaultdict(list), {}
     for row in theirs:
         name = f"{row['system']} (theirs)"
         groups[name].append(row)
-        trainings[name] = TRAININGS.get(row["system"], "")
+        trainings[name] = TRAININGS[row["system"]]
     for row in rows:
         name = RULE_NAMES.get(row["system"]) or NAMES.get(row["system"], row["system"])
         name = f"{name}, {row['mode']}" if row["mode"] else name
         groups[name].append(row)
-        trainings[name] = budget(finished(folder, f"{row['system']}_*").values(), "steps")
+        trainings[name] = budgets.get(row["system"], "")
     names = [suite.removeprefix("one_shot_").replace("_", " ") for suite in suites]
     lines = ["| | " + " | ".join([*names, "training"]) + " |", "| --- " * (len(suites) + 2) + "|"]
     for name, own in groups.items():
@@ -207,8 +207,9 @@ def document(rows: list[dict], theirs: list[dict], args: Args) -> str:
         "trained, and their planners searched, by its authors. A step of ours moves 8 to 64 robots."
     )
     folder = place(Path(args.results).parent, "pogema/runs.csv").parent
+    budgets = {run: budget(finished(folder, f"{run}_*").values(), "steps") for run in NAMES}
     if lifelong:
-        lines = table(rows, theirs, lifelong, "throughput", folder)
+        lines = table(rows, theirs, lifelong, "throughput", budgets)
         parts.append("Lifelong: throughput, goals reached per step by all robots together.")
         parts.append("\n".join(lines))
         longer = {}
@@ -225,7 +226,7 @@ def document(rows: list[dict], theirs: list[dict], args: Args) -> str:
         ("arrived", "One-shot: share of the robots that are at their goal at the end."),
     ):
         if one_shot:
-            parts += [title, "\n".join(table(rows, theirs, one_shot, column, folder))]
+            parts += [title, "\n".join(table(rows, theirs, one_shot, column, budgets))]
     return "\n\n".join(parts) + "\n"
 
 

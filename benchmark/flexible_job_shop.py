@@ -7,7 +7,7 @@ It writes table.md in benchmark/results/flexible_job_shop_suites.
 Mean gaps (%) per suite: of the random sets to the makespans of OR-Tools with up to 1,800 s, of the
 public instances to the best known ones. Ours are greedy schedules of each seed's model and the best
 of 100 samples; the rules run in the same environment; CP-SAT's rows are of benchmark/cp_sat.py; the
-published rows are of results/flexible_job_shop_suites/ published.csv, measured on other machines.
+published rows are of results/flexible_job_shop_suites/published.csv, measured on other machines.
 """
 
 from dataclasses import dataclass
@@ -23,13 +23,19 @@ RULES = ("SPT", "MWKR", "MOPNR", "FIFO", "EFT", "random")
 SOURCES = """Sources: [b] Ho et al., Residual Scheduling, arXiv 2309.15517, tables 3 and 4. [e]
 wrqccc/FJSP-DRL on GitHub, test_results; DANIEL is Wang et al. 2023, its rows of the public
 instances are of the model of 10x5 and are gaps to what OR-Tools found. [f] Liao et al., BOPO, arXiv
-2503.07580, as others quote it: it has 6.9 for Residual Scheduling's best of 100 on edata. [r]
-ReSched, ICLR 2026, arXiv 2603.07020: its checkpoints of PPO, played with its code and its data; its
-15x10 is of a model that was trained at that size."""
+2503.07580, as others quote it: it has 6.9 for Residual Scheduling's best of 100 on edata. [m]
+Luttmann and Xie, MACSIM, ICLR 2026, arXiv 2510.12273, as others quote its main table, in which
+DANIEL has 10.8, 5.0 and 12.4. [r] ReSched, ICLR 2026, arXiv 2603.07020: its checkpoints of PPO,
+played with its code and its data; its 15x10 is of a model that was trained at that size.
+
+Training: ours is that of flexible_job_shop/runs.csv, one model for all sizes; that of others has
+the defaults of their repositories, Song et al.'s is that of DANIEL. An episode of 10x5 has 50
+decisions, one of 15x10 150. Empty: no training, or not known."""
 LARGER = {
     "larger": "larger instances in the training",
     "largest": "trained on 10 to 30 jobs and 8 to 10 machines",
 }
+Rows = dict[str, dict[str, float]]  # method -> suite -> mean gap
 
 
 @dataclass
@@ -44,7 +50,7 @@ def gaps(run: dict, column: str) -> np.ndarray:
     return 100 * (cost / best - 1)
 
 
-def our_rows(runs: list[dict]) -> dict[str, dict[str, float]]:
+def our_rows(runs: list[dict]) -> Rows:
     """Method -> suite -> mean gap: greedy of each seed and their mean, of the trainings with
     larger instances, the best samples, and the rules."""
     rows, by_seed = {}, {}
@@ -78,7 +84,7 @@ def our_rows(runs: list[dict]) -> dict[str, dict[str, float]]:
     )
 
 
-def solver_rows(path: Path) -> dict[str, dict[str, float]]:
+def solver_rows(path: Path) -> Rows:
     """Time limit -> suite -> mean gap of CP-SAT, where it has solved all instances of the suite."""
     found = {}
     for row in tables.read(path):
@@ -92,14 +98,26 @@ def solver_rows(path: Path) -> dict[str, dict[str, float]]:
     }
 
 
-def table(rows: dict[str, dict[str, float]], suites: tuple[str, ...]) -> str:
+def our_trainings(results: str, names: list[str]) -> dict[str, str]:
+    """Method -> what its training took. Of the one of the samples no run is left."""
+    folder = tables.place(results, "flexible_job_shop/runs.csv").parent
+    found = {}
+    for name in names:
+        if name.strip("*").startswith("ppo_graph.py greedy"):
+            kind = next((key for key, text in LARGER.items() if text in name), "train")
+            runs = tables.finished(folder, f"{kind}_*")
+            found[name] = tables.budget(runs.values(), "decisions")
+    return found
+
+
+def table(rows: Rows, suites: tuple[str, ...], trainings: dict[str, str]) -> str:
     """A markdown table; rows without any figure of these suites are left out."""
-    lines = [["mean gap, %", *(suite.removeprefix("sd") for suite in suites)]]
+    lines = [["mean gap, %", *(suite.removeprefix("sd") for suite in suites), "training"]]
     for name, row in rows.items():
         cells = [
             f"{row[suite]:.1f}" if np.isfinite(row.get(suite, np.nan)) else "" for suite in suites
         ]
-        lines += [[name, *cells]] if any(cells) else []
+        lines += [[name, *cells, trainings.get(name, "")]] if any(cells) else []
     return tables.markdown(lines)
 
 
@@ -108,20 +126,21 @@ def main(args: Args) -> None:
     runs = sorted(tables.finished(folder).values(), key=lambda run: run["seed"])
     if not runs:
         raise SystemExit(f"{folder}: no suite has been played")
-    published = {}
+    ours, published = our_rows(runs), {}
+    trainings = our_trainings(args.results, list(ours))
     for row in tables.read(tables.place(args.results, "flexible_job_shop_suites/published.csv")):
         found = {suite: float(row[suite]) for suite in (*RANDOM, *PUBLIC) if row[suite]}
-        published[f"{row['method']} [{row['source']}]"] = found
-    ours = our_rows(runs)
+        name = f"{row['method']} [{row['source']}]"
+        published[name], trainings[name] = found, row["training"]
     rows = ours | solver_rows(Path(args.results) / "cp_sat" / "FlexibleJobShop-v0.csv") | published
     parts = [
         "    bash benchmark/flexible_job_shop.sh",
         f"{tables.about(runs)} Trainings are not counted.",
         "Test sets of Song et al. (100 random instances each), gap to OR-Tools with up to 1,800 s:",
-        table(rows, RANDOM),
+        table(rows, RANDOM, trainings),
         "Public instances (Brandimarte's mk01-10, Hurink's la01-40), gap to the best known "
         "makespan:",
-        table(rows, PUBLIC),
+        table(rows, PUBLIC, trainings),
         SOURCES,
         *tables.commands(runs),
     ]

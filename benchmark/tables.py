@@ -219,6 +219,22 @@ def about(runs: list[dict], more: str = "") -> str:
     )
 
 
+def budget(runs: Iterable[dict], unit: str, cores: int = 1) -> str:
+    """What a training of these runs took: "500k steps, 10 to 11 min, 1 core"; "" without runs."""
+    runs = list(runs)
+    if not runs:
+        return ""
+
+    def span(values: Iterable[float], text: Callable[[float], str]) -> str:
+        values = sorted(values)
+        return " to ".join(dict.fromkeys([text(values[0]), text(values[-1])]))
+
+    short = lambda number: f"{number / 1e6:.1f}M" if number >= 1e6 else f"{number / 1e3:.0f}k"
+    steps = span((run["steps"] for run in runs), short)
+    minutes = span((run["duration"] / 60 for run in runs), "{:.0f}".format)
+    return f"{steps} {unit}, {minutes} min, {cores} core{'s' * (cores > 1)}"
+
+
 def markdown(rows: list[list[str]]) -> str:
     """A table; the first row is its header."""
     lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]

@@ -25,6 +25,7 @@ from cleanrl_graph.envs.vertex_cover import VertexCoverEnv, greedy_cost, random_
 SUITES = {name: entries[0]["nodes"][0] for name, entries in VertexCoverEnv.eval_suites.items()}
 SAMPLES = 16
 PUBLISHED = {"GraphSAGE": 5.82, "GAT": 8.02, "GCN": 8.60}  # costs of 20 nodes
+GUIDE = ", the guide"
 
 
 @dataclass
@@ -99,7 +100,7 @@ def rows_of(runs: list[dict], solver: list[dict]) -> dict[str, dict[int, float]]
         rows
         | {"greedy rule: least weight for an uncovered edge": rule}
         | {f"CP-SAT, at most {row['seconds']} s": found for row in solver[:1]}
-        | {f"{name}, the guide": {20: cost} for name, cost in PUBLISHED.items()}
+        | {name + GUIDE: {20: cost} for name, cost in PUBLISHED.items()}
     )
 
 
@@ -107,12 +108,15 @@ def document(rows: dict, runs: list[dict], solver: list[dict]) -> list[str]:
     """The paragraphs of table.md."""
     sizes = list(SUITES.values())
     lines = [["mean cost", *(f"{nodes} nodes" for nodes in sizes)]]
-    lines[0].append("above the optimum of 20, %")
+    lines[0] += ["above the optimum of 20, %", "training"]
+    ours = tables.budget([run for run in runs if run["name"] == "train"], "steps")
     best = next((row[20] for name, row in rows.items() if name.startswith("CP-SAT")), np.nan)
     for name, row in rows.items():
         cells = [f"{row[nodes]:.3f}" if nodes in row else "" for nodes in sizes]
         gap = 100 * (row.get(20, np.nan) / best - 1)
-        lines.append([name, *cells, f"{gap:.1f}" if np.isfinite(gap) else ""])
+        is_ours = name.strip("*").startswith("ppo_graph.py")
+        training = ours if is_ours else "100k steps" if name.endswith(GUIDE) else ""
+        lines.append([name, *cells, f"{gap:.1f}" if np.isfinite(gap) else "", training])
     best_of = [row["nodes"] for row in solver if row["optimum"] == "1"]
     proved = ", ".join(f"{best_of.count(str(nodes))} of {nodes} nodes" for nodes in sizes)
     parts = ["    bash benchmark/vertex_cover.sh"]
@@ -121,7 +125,9 @@ def document(rows: dict, runs: list[dict], solver: list[dict]) -> list[str]:
         "Mean weight of the vertex covers of 100 test graphs. Trained for 100,000 steps on graphs "
         "of 5, 10 and 15 nodes. The guide's figures are of its repository "
         "(alex-schutz/RL-with-GNNs, 20 nodes, 100,000 steps, its networks and Stable-Baselines3's "
-        f"PPO). Of the solver's covers these are proved to be the best: {proved}."
+        f"PPO). Of the solver's covers these are proved to be the best: {proved}.\n\n"
+        "On 128 other graphs, of 100 nodes, GOAL (ICLR 2025, table 1) is 0.23% above its solver, "
+        "S2V-DQN 0.97%; GOAL imitates the solver's covers of a million graphs."
     )
     parts += [tables.markdown(lines), "![learning curves](table.png)"]
     return parts + tables.commands(runs)

@@ -20,7 +20,7 @@ import tyro
 from cleanrl_graph.envs.pogema import NUMBERS
 
 FOLDERS = {"random": "01-random", "mazes": "02-mazes", "warehouse": "03-warehouse"}
-LIFELONG = ("IQL", "QMIX", "QPLEX", "MAMBA", "Follower", "RHCR")
+LIFELONG = ("IQL", "QMIX", "QPLEX", "MAMBA", "ASwitcher", "MATS-LP", "Follower", "RHCR")
 ONE_SHOT = ("IQL", "QMIX", "QPLEX", "MAMBA", "DCC", "SCRIMP", "LaCAM")
 COLUMNS = ["system", "suite", "tasks", "steps", "throughput", "success", "arrived"]
 

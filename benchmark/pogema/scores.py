@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmark")]
-from tables import RESULTS, RUN_DIR, added, place, put, read  # noqa: E402
+from tables import RESULTS, RUN_DIR, added, budget, finished, place, put, read  # noqa: E402
 
 from cleanrl_graph import load_policy  # noqa: E402
 from cleanrl_graph.envs.pogema import RULES, PogemaEnv, play  # noqa: E402
@@ -45,6 +45,14 @@ RULE_NAMES = {
     "random": "random",
     "shortest": "shortest path",
     "dodge": "shortest path; who is stuck: a random move every other step",
+}
+TRAININGS = {  # theirs: Skrynnik et al., ICLR 2025, appendix I, and the settings in its repository
+    **dict.fromkeys(("IQL", "QMIX", "QPLEX"), "1M steps of 8 robots, 5 GPU hours"),
+    "MAMBA": "50k steps, lifelong, 6 GPU days; 200k, one-shot, 20 GPU hours",
+    "MATS-LP": "not known; searches 250 nodes a move",
+    "Follower": "1,000M frames",
+    **dict.fromkeys(("ASwitcher", "DCC", "SCRIMP"), "not known"),
+    **dict.fromkeys(("RHCR", "LaCAM"), "none: plans for all robots"),
 }
 COLUMNS = ["system", "seed", "mode", "suite", "tasks", "throughput", "success", "arrived"]
 COLUMNS += ["error", "cpu_seconds", "values"]
@@ -164,20 +172,26 @@ def cells_of(rows: list[dict], suites: list[str], column: str) -> list[str]:
     return cells
 
 
-def table(rows: list[dict], theirs: list[dict], suites: list[str], column: str) -> list[str]:
-    """Lines of a markdown table: methods of the raw data, rules, policies."""
-    groups = defaultdict(list)
+def table(
+    rows: list[dict], theirs: list[dict], suites: list[str], column: str, budgets: dict[str, str]
+) -> list[str]:
+    """Lines of a markdown table: methods of the raw data, rules, policies, with their trainings."""
+    groups, trainings = defaultdict(list), {}
     for row in theirs:
-        groups[f"{row['system']} (theirs)"].append(row)
+        name = f"{row['system']} (theirs)"
+        groups[name].append(row)
+        trainings[name] = TRAININGS[row["system"]]
     for row in rows:
         name = RULE_NAMES.get(row["system"]) or NAMES.get(row["system"], row["system"])
-        groups[f"{name}, {row['mode']}" if row["mode"] else name].append(row)
+        name = f"{name}, {row['mode']}" if row["mode"] else name
+        groups[name].append(row)
+        trainings[name] = budgets.get(row["system"], "")
     names = [suite.removeprefix("one_shot_").replace("_", " ") for suite in suites]
-    lines = ["| | " + " | ".join(names) + " |", "| --- " * (len(suites) + 1) + "|"]
+    lines = ["| | " + " | ".join([*names, "training"]) + " |", "| --- " * (len(suites) + 2) + "|"]
     for name, own in groups.items():
         cells = cells_of(own, suites, column)
         if any(cells):
-            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+            lines.append(f"| {name} | " + " | ".join([*cells, trainings[name]]) + " |")
     return lines
 
 
@@ -189,11 +203,13 @@ def document(rows: list[dict], theirs: list[dict], args: Args) -> str:
     parts.append(
         f"Means over the first {args.tasks} of the benchmark's 128 tasks of each setting, maps and "
         "numbers of robots; of policies over the seeds (and each seed). Rows marked (theirs) are "
-        "means of the benchmark's raw data over all 128; they were trained, and their planners "
-        "searched, by its authors."
+        "means of the benchmark's raw data over all 128 (MATS-LP in the warehouse: 50); they were "
+        "trained, and their planners searched, by its authors. A step of ours moves 8 to 64 robots."
     )
+    folder = place(Path(args.results).parent, "pogema/runs.csv").parent
+    budgets = {run: budget(finished(folder, f"{run}_*").values(), "steps") for run in NAMES}
     if lifelong:
-        lines = table(rows, theirs, lifelong, "throughput")
+        lines = table(rows, theirs, lifelong, "throughput", budgets)
         parts.append("Lifelong: throughput, goals reached per step by all robots together.")
         parts.append("\n".join(lines))
         longer = {}
@@ -210,7 +226,7 @@ def document(rows: list[dict], theirs: list[dict], args: Args) -> str:
         ("arrived", "One-shot: share of the robots that are at their goal at the end."),
     ):
         if one_shot:
-            parts += [title, "\n".join(table(rows, theirs, one_shot, column))]
+            parts += [title, "\n".join(table(rows, theirs, one_shot, column, budgets))]
     return "\n\n".join(parts) + "\n"
 
 

@@ -35,11 +35,15 @@ PEER = "sumo-rl, its example's PPO of Stable-Baselines3, 43,200 steps"
 MAPS = ("grid4x4", "arterial4x4", "cologne1", "cologne3", "cologne8") + tuple(
     f"ingolstadt{num}" for num in (1, 7, 21)
 )
-PUBLISHED = {  # RESCO, see `main`: time losses, of another SUMO and other timing
-    "grid4x4": {"greedy": 34.2, "max-pressure": 52.3, "IDQN": 34.1, "IPPO": 45.9, "MPLight": 47.9},
-    "cologne8": {"fixed": 65.1, "greedy": 21.9, "IDQN": 22.3, "IPPO": 22.5},
-    "ingolstadt7": {"fixed": 91.5, "max-pressure": 46.4, "IDQN": 35.6, "IPPO": 32.5},
-    "ingolstadt21": {"fixed": 137.6, "greedy": 69.1, "max-pressure": 112.8, "IDQN": 86.2},
+HOURS = {"IDQN": 100, "MPLight": 100, "IPPO": 1400, "FMA2C": 1400}  # of traffic, in the training
+PUBLISHED = {  # RESCO, utils/avg_timeLoss.py; a figure for each of MAPS, of another SUMO and timing
+    "fixed": (None, None, 56.5, 39.8, 65.1, 39.5, 91.5, 137.6),
+    "greedy": (34.2, 911.6, 27.6, 179.2, 21.9, 28.6, 79.2, 69.1),
+    "max-pressure": (52.3, 988.1, 135.5, 114.4, 39.6, 23.5, 46.4, 112.8),
+    "IDQN": (34.1, 1316.2, 28.9, 95.5, 22.3, 22.2, 35.6, 86.2),
+    "MPLight": (47.9, 989.6, 53.2, 713.9, 252.4, None, 83.1, 377.3),
+    "IPPO": (45.9, 1457.6, 210.8, 123.3, 22.5, 22.7, 32.5, 397.2),
+    "FMA2C": (106.5, 773.3, 32.3, 106.3, 37.5, 31.8, 56.3, 115.9),
 }
 
 
@@ -55,13 +59,16 @@ def rule_delays() -> dict[str, dict[str, float]]:
     return delays
 
 
+def system_of(name: str) -> str:
+    """Which row of the table a run belongs to."""
+    return SYSTEMS.get(re.split(r"_(?:TrafficLights|s\d)", name)[0], "one policy for each map")
+
+
 def policy_delays() -> dict[str, dict[str, dict[int, float]]]:
     """{system: {map: {seed: mean delay of its suite}}}"""
     found = defaultdict(lambda: defaultdict(dict))
     for name, run in tables.finished(FOLDER).items():
-        system = re.split(r"_(?:TrafficLights|s\d)", name)[0]
-        system = SYSTEMS.get(system, "one policy for each map")
-        seed = run["seed"]
+        system, seed = system_of(name), run["seed"]
         by_map = defaultdict(list)
         for instance, delay in zip(run["eval"]["instance"], run["eval"]["greedy"]):
             by_map[instance.split()[0]].append(float(delay))
@@ -84,30 +91,36 @@ def main() -> None:
         "    bash benchmark/traffic.sh",
         "",
         "Mean delay of all trips in seconds, over five hours of each map: demands of 0.8 to 1.2,",
-        "shifted in time. Greedy decisions of a policy; mean (and each seed).",
+        "shifted in time. Greedy decisions of a policy; mean (and each seed). An hour: 720 steps.",
         "",
-        "| | number of seeds | " + " | ".join(MAPS) + " |",
-        "| --- " * (len(MAPS) + 2) + "|",
+        "| | number of seeds | " + " | ".join(MAPS) + " | training |",
+        "| --- " * (len(MAPS) + 3) + "|",
     ]
     for rule, name in NAMES.items():
         cells = [f"{rules[rule][m]:.1f}" if m in rules.get(rule, {}) else "" for m in MAPS]
-        lines.append(f"| {name} | | " + " | ".join(cells) + " |")
-    systems = dict(policy_delays())
+        lines.append(f"| {name} | | " + " | ".join(cells) + " | |")
+    systems, runs = dict(policy_delays()), defaultdict(list)
+    for name, run in tables.finished(FOLDER).items():
+        runs[system_of(name)].append(run)
     if peer := peer_delays():
         systems[PEER] = {"grid4x4": peer}
     for system, maps in systems.items():
         cells = [cell(maps.get(name, {})) for name in MAPS]
         seeds = ", ".join(sorted({str(len(delays)) for delays in maps.values()}))
+        cells.append(tables.budget(runs[system], "steps"))
         lines.append(f"| {system} | {seeds} | " + " | ".join(cells) + " |")
     lines += [
         "",
         "Published by Ault and Sharon (RESCO, NeurIPS 2021, datasets and benchmarks), mean time",
-        "loss of the last ten episodes, of another SUMO, another timing and RESCO's own demand:",
+        "loss of the last ten episodes, of another SUMO, another timing and RESCO's own demand;",
+        "a policy for each map:",
         "",
+        f"| | {' | '.join(MAPS)} | training, hours of traffic |",
+        "| --- " * (len(MAPS) + 2) + "|",
     ]
-    for name, values in PUBLISHED.items():
-        texts = [f"{method} {value}" for method, value in values.items()]
-        lines.append(f"- {name}: {', '.join(texts)}")
+    for method, values in PUBLISHED.items():
+        cells = ["" if value is None else str(value) for value in values]
+        lines.append(f"| {method} | {' | '.join(cells)} | {HOURS.get(method, '')} |")
     text = "\n".join(lines) + "\n"
     (FOLDER / "delays.md").write_text(text)
     print(text)

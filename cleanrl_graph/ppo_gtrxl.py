@@ -1743,6 +1743,7 @@ class Memory:
         ages = np.stack(self.ages)  # [T, N]
         numbers = np.arange(ages.size).reshape(ages.shape)
         actions = join_actions(self.actions)
+        is_step = np.concatenate(self.is_step)
         previous = torch.cat(self.previous)
         for steps, envs in random_parts(rng, *ages.shape, num):
             idx = numbers[steps][:, envs].ravel()
@@ -1754,7 +1755,13 @@ class Memory:
             obs, places = self.storage.gather(idx)
             past = to_device(age, self.device), previous[places[STEP]], kv
             features, elements, *_ = self.agent.encode(obs, *past)
-            yield places[STEP], (features, elements, obs, select_action(actions, places))
+            mb, learned = places[STEP], None
+            if not is_step[idx].all():
+                learned = to_device(np.flatnonzero(is_step[idx]), self.device)
+                mb = mb[learned]
+            action = select_action(actions, places)
+            if len(mb) > 0:
+                yield mb, (features, elements, obs, action, False, learned)
 
     def rollout(self) -> Obs:
         """The observations of the rollout's steps."""
@@ -1821,10 +1828,14 @@ class Agent(nn.Module):
             seen.append(encode_steps(ages, outputs.shape[2] // 2))
         return torch.cat(seen, 1), elements, inputs, kv
 
-    def forward(self, features: Tensor, elements: dict, obs: Obs, action=None, greedy=False):
-        """(action, log_prob [B], entropy [B], value [B]) given features [B, dim]."""
-        outputs = self.head(self.actor(features), elements, obs, action, greedy)
-        return *outputs, self.critic(self.critic_encoder.beside(features, obs)).squeeze(1)
+    def forward(
+        self, features: Tensor, elements: dict, obs: Obs, action=None, greedy=False, learned=None
+    ):
+        """(action, log_prob [B], entropy [B], value [B]) given features [B, dim]; all but the
+        action only of the steps `learned` (int64; None: all)."""
+        action, *outputs = self.head(self.actor(features), elements, obs, action, greedy)
+        outputs.append(self.critic(self.critic_encoder.beside(features, obs)).squeeze(1))
+        return action, *(outputs if learned is None else [x[learned] for x in outputs])
 
 
 # --- shared: run ---

@@ -1925,6 +1925,7 @@ class Memory:
         actions = join_actions(self.actions)
         starts = np.concatenate(self.starts)
         rewards = np.concatenate(self.rewards)
+        is_step = np.concatenate(self.is_step)
         T = len(self.starts)
         N = len(self.starts[0])
         for steps, envs in random_parts(rng, T, N, num):
@@ -1934,7 +1935,12 @@ class Memory:
             seen = self.agent.look(host, starts[idx], rewards[idx])
             state = self.stored[steps[0]].select(envs)
             action = select_action(actions, places)
-            yield to_device(idx, self.storage.device), (obs, state, seen, action)
+            mb, learned = places[STEP], None
+            if not is_step[idx].all():
+                learned = to_device(np.flatnonzero(is_step[idx]), mb.device)
+                mb = mb[learned]
+            if len(mb) > 0:
+                yield mb, (obs, state, seen, action, learned)
 
     def rollout(self) -> Obs:
         """The observations of the rollout's steps."""
@@ -2069,11 +2075,15 @@ class Agent(nn.Module):
         state = State(*new, embed_action(self.head, action, elements, obs))
         return action, log_prob, self.value(features, obs), state
 
-    def forward(self, obs: Obs, state: State, seen: Seen, action: Action) -> tuple[Tensor, ...]:
-        """(action, log_prob [B], entropy [B], value [B]) of actions that were taken."""
+    def forward(
+        self, obs: Obs, state: State, seen: Seen, action: Action, learned: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """(action, log_prob [B], entropy [B], value [B]) of actions that were taken; all but the
+        action only of the steps `learned` (int64; None: all)."""
         features, _, remembered, *_ = self.encode(obs, state, seen, action)
-        outputs = self.head(self.actor(features), remembered, obs, action)
-        return *outputs, self.value(features, obs)
+        action, *outputs = self.head(self.actor(features), remembered, obs, action)
+        outputs.append(self.value(features, obs))
+        return action, *(outputs if learned is None else [x[learned] for x in outputs])
 
 
 # --- shared: run ---

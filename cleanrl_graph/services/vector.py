@@ -96,6 +96,7 @@ class VectorEnvs:
         self.env = RecordEpisodeStatistics(env)
         self.num_envs = env.num_envs
         self.first = first
+        self.settings = check.settings()
         self.num_steps = 0
         self.space = env.single_observation_space
         self.action_space = env.single_action_space
@@ -168,10 +169,12 @@ class VectorEnvs:
     def call(self, method: Callable, *args, **kwargs) -> tuple:
         """What `reset` or `step` returns."""
         try:
-            with check.kept_settings():
+            with np.errstate():
                 return method(*args, **kwargs)
         except (Exception, SystemExit) as problem:
             raise explained(f"{self.place()}, {method.__name__}", problem) from None
+        finally:
+            check.put_back(self.settings)
 
     def place(self, i: int | None = None, path: str = "") -> str:
         """What begins an error."""

@@ -15,6 +15,7 @@ import itertools
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import tyro
 from tables import RESULTS, added, cpu_name, read
@@ -30,8 +31,8 @@ Jobs = list[list[dict[int, int]]]  # per job and operation: machine -> time
 
 @dataclass
 class Args:
-    env: str = "FlexibleJobShop-v0"
-    """JobShop-v0 or FlexibleJobShop-v0"""
+    env: Literal["JobShop-v0", "FlexibleJobShop-v0"] = "FlexibleJobShop-v0"
+    """whose instances"""
     suites: list[str] = field(default_factory=lambda: ["mk", "edata", "rdata", "vdata"])
     """suites of its instances (`eval_suites`)"""
     seconds: list[float] = field(default_factory=lambda: [1.0, 10.0])
@@ -119,8 +120,6 @@ def key_of(row: dict) -> tuple:
 
 
 def main(args: Args) -> None:
-    if args.env not in ENVS:
-        raise SystemExit(f"--env {args.env}: choose one of {', '.join(ENVS)}")
     env, load = ENVS[args.env]
     if unknown := [suite for suite in args.suites if suite not in env.eval_suites]:
         suites = ", ".join(env.eval_suites)

@@ -26,23 +26,20 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from cleanrl_graph.envs.dag_schedule import RULES, DagScheduleEnv, play_rule  # noqa: E402
 
 SUITES = ("batch", "continuous")
-ALPHAS = np.arange(-2, 2.25, 0.25).tolist()
+EPISODES = 100  # sets of jobs of each suite, and for tuning
+ALPHAS = np.arange(-2, 2.25, 0.25).tolist()  # exponents that weighted fair is tried with
 
 
 @dataclass
 class Args:
     results: str = str(tables.RESULTS)
     """folder of the tables"""
-    episodes: int = 100
-    """sets of jobs of each suite, and for tuning"""
-    alphas: tuple[float, ...] = tuple(ALPHAS)
-    """exponents that weighted fair is tried with"""
 
 
-def systems_of(args: Args) -> list[tuple[str, str, float, bool]]:
+def systems_of() -> list[tuple[str, str, float, bool]]:
     """(suite, rule, alpha, tuning) of everything that is played; alpha is 0 where the rule has
     none."""
-    tuning = [(suite, "weighted fair", alpha, True) for suite in SUITES for alpha in args.alphas]
+    tuning = [(suite, "weighted fair", alpha, True) for suite in SUITES for alpha in ALPHAS]
     return tuning + [
         (suite, rule, 0.0, False) for suite in SUITES for rule in RULES if rule != "weighted fair"
     ]
@@ -53,7 +50,7 @@ def best_alpha(costs: dict, suite: str) -> float:
     return min(tried)[1]
 
 
-def play_rules(path: Path, args: Args) -> dict[tuple, np.ndarray]:
+def play_rules(path: Path) -> dict[tuple, np.ndarray]:
     """(suite, rule, alpha, tuning) -> mean job completion time (s) of each episode, from `path` and
     then played."""
     costs = {}
@@ -62,10 +59,10 @@ def play_rules(path: Path, args: Args) -> dict[tuple, np.ndarray]:
         costs[key] = np.array(json.loads(row["cost"]))
 
     def play(suite: str, rule: str, alpha: float, tuning: bool) -> None:
-        if len(costs.get((suite, rule, alpha, tuning), ())) >= args.episodes:
+        if len(costs.get((suite, rule, alpha, tuning), ())) >= EPISODES:
             return
         played = []
-        for entry in DagScheduleEnv.eval_suites[suite][: args.episodes]:
+        for entry in DagScheduleEnv.eval_suites[suite][:EPISODES]:
             workload = entry["workload"] + 1000 * tuning
             played.append(play_rule(rule, alpha=alpha, **entry | {"workload": workload}))
         costs[suite, rule, alpha, tuning] = np.array(played)
@@ -76,15 +73,15 @@ def play_rules(path: Path, args: Args) -> dict[tuple, np.ndarray]:
             for key, cost in costs.items():
                 writer.writerow([*key, json.dumps(cost.round(3).tolist())])
 
-    for system in tqdm(systems_of(args), desc="rules", mininterval=1):
+    for system in tqdm(systems_of(), desc="rules", mininterval=1):
         play(*system)
     for suite in SUITES:
         for alpha in {0.0, -1.0, best_alpha(costs, suite)} - {0.0}:
             play(suite, "weighted fair", alpha, False)
-    return {key: cost[: args.episodes] for key, cost in costs.items()}
+    return {key: cost[:EPISODES] for key, cost in costs.items()}
 
 
-def rows_of(costs: dict, runs: list[dict], args: Args) -> list[dict]:
+def rows_of(costs: dict, runs: list[dict]) -> list[dict]:
     """One row per suite and system, the best first: mean job completion time and its standard error
     over the episodes (of the policy over the seeds), and the difference to the best rule in
     percent."""
@@ -99,7 +96,7 @@ def rows_of(costs: dict, runs: list[dict], args: Args) -> list[dict]:
                 found.append({"system": system, "mean": np.mean(cost), "error": error, "seeds": ""})
         best = min(row["mean"] for row in found)
         played = [run["eval"]["greedy"] for run in runs if run["name"] == suite]
-        seeds = [np.mean(np.array(costs, float)[: args.episodes]) for costs in played]
+        seeds = [np.mean(np.array(costs, float)[:EPISODES]) for costs in played]
         if seeds:
             error = np.std(seeds, ddof=1) / len(seeds) ** 0.5 if len(seeds) > 1 else np.nan
             row = {"system": f"**{script_of(runs)}, greedy**", "mean": np.mean(seeds)}
@@ -115,8 +112,8 @@ def script_of(runs: list[dict]) -> str:
     return ", ".join(dict.fromkeys(re.search(r"ppo_\w+\.py", run["command"])[0] for run in runs))
 
 
-def document(rows: list[dict], runs: list[dict], args: Args) -> str:
-    """table.md."""
+def document(rows: list[dict], runs: list[dict]) -> list[str]:
+    """The paragraphs of table.md."""
     lines = [["suite", "system", "mean JCT, s", "beside the best rule, %", "seeds"]]
     for row in rows:
         error = "" if np.isnan(row["error"]) else f" ± {row['error']:.1f}"
@@ -124,27 +121,25 @@ def document(rows: list[dict], runs: list[dict], args: Args) -> str:
         lines.append([*cells, f"{row['change']:+.1f}", row["seeds"]])
     parts = [
         "    bash benchmark/dag_schedule.sh",
-        f"Mean job completion time (JCT) in seconds on {args.episodes} fixed sets of jobs per "
+        f"Mean job completion time (JCT) in seconds on {EPISODES} fixed sets of jobs per "
         "suite: 20 jobs that are all there at the beginning (batch), or 50 that arrive in a "
         "Poisson process (continuous, load 0.75); 50 executors. ± is the standard error over the "
         "sets of jobs, of the policy over its seeds. The exponent of weighted fair is tuned on "
-        f"{args.episodes} other sets.",
+        f"{EPISODES} other sets.",
         tables.markdown(lines),
     ]
     if runs:
         parts.append(f"{tables.about(runs)} Other jobs shared the cores.")
-        parts += ["Commands:", "\n".join(f"    {run['command']}" for run in runs)]
-    return "\n\n".join(parts) + "\n"
+        parts += tables.commands(runs)
+    return parts
 
 
 def main(args: Args) -> None:
     folder = Path(args.results) / "dag_schedule"
-    costs = play_rules(folder / "rules.csv", args)
+    costs = play_rules(folder / "rules.csv")
     runs = list(tables.finished(folder).values())
-    rows = rows_of(costs, runs, args)
-    text = document(rows, runs, args)
-    (folder / "table.md").write_text(text)
-    print(f"{text}\n{folder / 'table.md'}")
+    rows = rows_of(costs, runs)
+    tables.publish(folder, document(rows, runs))
 
 
 if __name__ == "__main__":

@@ -123,12 +123,9 @@ def main(args: Args) -> None:
         "makespan:",
         table(rows, PUBLIC),
         SOURCES,
-        "Commands:",
-        "\n".join(f"    {run['command']}" for run in runs),
+        *tables.commands(runs),
     ]
-    text = "\n\n".join(parts) + "\n"
-    (folder / "table.md").write_text(text)
-    print(f"{text}\n{folder / 'table.md'}")
+    tables.publish(folder, parts)
 
 
 if __name__ == "__main__":

@@ -96,13 +96,13 @@ def cells(figures: dict[int, float]) -> list[str]:
     return [report.mean_and_error(values), each]
 
 
-def document(rows: list[dict], runs: list[dict]) -> str:
-    """table.md."""
+def document(rows: list[dict], runs: list[dict]) -> list[str]:
+    """The paragraphs of table.md."""
     lines = [["task and test", "mean", "without", "seeds", "with", "seeds"]]
     for row in rows:
         test = row["test"]
         lines.append([test.task, test.tested_on, *cells(row["without"]), *cells(row["with"])])
-    parts = [
+    return [
         "    bash benchmark/graph_context.sh",
         f"{tables.about(runs)} Without the flag: the runs of "
         "[GraphExplore](../ppo_lstm_sparse/table.md), [DagSchedule](../dag_schedule/table.md), "
@@ -114,10 +114,8 @@ def document(rows: list[dict], runs: list[dict]) -> str:
         "seeds, which begin with 1. GraphExplore with the flag was trained before actor and critic "
         "saw what is remembered of the visible nodes: without the flag it had 0.721 then.",
         tables.markdown(lines),
-        "Commands:",
-        "\n".join(f"    {run['command']}" for run in runs),
+        *tables.commands(runs),
     ]
-    return "\n\n".join(parts) + "\n"
 
 
 def main(args: Args) -> None:
@@ -126,9 +124,8 @@ def main(args: Args) -> None:
     rows = rows_of(results)
     if not rows:
         raise SystemExit(f"{folder}: nothing has run")
-    text = document(rows, sorted(tables.finished(folder).values(), key=lambda run: run["seed"]))
-    (folder / "table.md").write_text(text)
-    print(f"{text}\n{folder / 'table.md'}")
+    runs = sorted(tables.finished(folder).values(), key=lambda run: run["seed"])
+    tables.publish(folder, document(rows, runs))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import schedules
 import tyro
-from tables import RESULTS, markdown, place, read, unique
+from tables import RESULTS, markdown, place, publish, read, unique
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from cleanrl_graph.envs import job_shop  # noqa: E402
@@ -334,7 +334,7 @@ def main(args: Args) -> None:
         "![gaps against seconds](gaps.png)",
         SOURCES,
     ]
-    (folder / "table.md").write_text("\n\n".join(parts) + "\n")
+    publish(folder, parts)
     with open(folder / "table.csv", "w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["method", "seed", *SUITES])
@@ -344,7 +344,6 @@ def main(args: Args) -> None:
                 cells = ["" if np.isnan(value) else f"{value:.3f}" for value in values]
                 writer.writerow([method, seed, *cells])
     plot(rows, solver, folder / "gaps.png")
-    print(f"{(folder / 'table.md').read_text()}\n{folder / 'table.md'}")
 
 
 if __name__ == "__main__":

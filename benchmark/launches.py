@@ -7,7 +7,8 @@ Counted on the device of tests/virtual_cuda.py, per step of the policy (4 enviro
 the storage of their observations) and per minibatch (gather, forward, backward, optimizer). Numbers
 are differences between runs of 16 and 24 steps per rollout, and of 2 and 4 minibatches per epoch. A
 launch is an operation of PyTorch that computes something on the device, views are none; a library
-may launch several kernels for one.
+may launch several kernels for one. Bytes are those that one more epoch copies to the device, for
+each observation.
 """
 
 import contextlib
@@ -44,18 +45,27 @@ COLUMNS = list(itertools.product(("step", "minibatch"), ("waits", "copies", "lau
 class Args:
     out: str | None = None
     """file for the table"""
-    details: str = ""
-    """show what the rows that begin so consist of"""
 
 
-def count(name: str) -> tuple[dict, list[float]]:
-    """What each unit of a row asks for, by kind and operation, and the figures of the row."""
+def bytes_per_observation(script, **flags) -> float:
+    """Copied to the device by one more epoch, in one minibatch of 256 observations."""
+    size = dict(num_steps=64, total_timesteps=256, num_minibatches=1)
+    totals = []
+    for num_epochs in (1, 2):
+        _, told = virtual_cuda.train(script, **flags, **size, update_epochs=num_epochs, cuda=True)
+        totals.append(sum(told["bytes"].values()))
+    return (totals[1] - totals[0]) / 256
+
+
+def count(name: str) -> list[float]:
+    """The figures of a row."""
     script, flags = ROWS[name]
     with contextlib.redirect_stderr(open(os.devnull, "w")):
         module = importlib.import_module(f"cleanrl_graph.{script}")
         sizes = dict(steps=(16, 24), minibatches=(2, 4), epochs=2)
         rates = virtual_cuda.rates(module, **sizes, **NETWORK, **flags)
-    return rates, [sum(rates[unit][kind].values()) for unit, kind in COLUMNS]
+        num_bytes = bytes_per_observation(module, **NETWORK, **flags)
+    return [*(sum(rates[unit][kind].values()) for unit, kind in COLUMNS), num_bytes]
 
 
 def main(args: Args) -> None:
@@ -64,16 +74,12 @@ def main(args: Args) -> None:
     warnings.filterwarnings("ignore")
     virtual_cuda.install()
     titles = [f"{kind} per {unit}" for unit, kind in COLUMNS]
+    titles.append("bytes per observation and epoch")
     lines = ["| script, environment | " + " | ".join(titles) + " |"]
-    lines.append("| --- |" + " --- |" * len(COLUMNS))
+    lines.append("| --- |" + " --- |" * len(titles))
     for name in ROWS:
-        rates, figures = count(name)
-        cells = [f"{value:.1f}".removesuffix(".0").replace("-0", "0") for value in figures]
+        cells = [f"{value:.1f}".removesuffix(".0").replace("-0", "0") for value in count(name)]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
-        for unit, kind in COLUMNS if args.details and name.startswith(args.details) else ():
-            print(f"{name}: {kind} per {unit}")
-            for what, num in rates[unit][kind].most_common():
-                print(f"{num:9.2f} {what}")
     report("\n".join(lines), args.out)
     sys.stdout.flush()
     os._exit(0)  # PyTorch's own end asks CUDA

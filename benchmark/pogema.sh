@@ -41,7 +41,6 @@ for part in $PARTS; do
         scores)
             [ -z "$DATA" ] || "$PYTHON" benchmark/pogema/raw_data.py --data "$DATA"
             "$PYTHON" benchmark/pogema/scores.py
-            "$PYTHON" benchmark/pogema/scores.py --cost
             "$PYTHON" benchmark/report.py --table $TABLE --skip --systems \
                 "ppo_graph_agents.py=agents_*" "the same, a quarter of the steps=short_*" "no links between robots=no_links_*" \
                 "no cost-to-go=no_cost_*" "one reward for all robots=joint_*" --columns steps SPS final \

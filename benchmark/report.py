@@ -152,9 +152,9 @@ def mmer(run: Run, iteration: int = 65_536) -> float:
     return (total[num > 0] / num[num > 0]).max()
 
 
-def gaps(run: Run) -> dict[str, float]:
-    """Mean gap to best_known in percent of every cost of an --eval-suite."""
-    table = run.settings.get("eval") or {}
+def gaps(table: dict[str, list]) -> dict[str, float]:
+    """Mean gap to best_known in percent of every cost of an evaluation with a suite; of others
+    none."""
     fixed = ("instance", "group", "best_known", "lower_bound", "cut")
     best = np.array(table.get("best_known", []))
     costs = {name: np.array(cost) for name, cost in table.items() if name not in fixed}
@@ -275,8 +275,9 @@ def aggregate(groups: dict[tuple, list[Run]], args: Args) -> list[list[str]]:
 
 def gap_table(groups: dict[tuple, list[Run]]) -> list[list[str]]:
     """One row per cost of the --eval-suite, one column per seed."""
-    runs = [run for runs in groups.values() for run in runs if gaps(run)]
-    columns = [gaps(run) for run in runs]
+    runs = [run for runs in groups.values() for run in runs]
+    found = [gaps(run.settings.get("eval") or {}) for run in runs]
+    runs, columns = [run for run, own in zip(runs, found) if own], [own for own in found if own]
     names = list(dict.fromkeys(name for column in columns for name in column))
     rows = [["mean gap to the best known, %"]]
     rows[0] += [f"{run.label}, seed {run.seed}" for run in runs]

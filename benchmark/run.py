@@ -8,7 +8,7 @@ A run is NAME_ENV_sSEED_HASH; the hash is that of its normalised command, enviro
 What it leaves stands in two files of benchmark/results/TABLE (tables.py reads and writes them):
 
 - curves.csv.gz: one row per finished episode: step, wall_time (seconds since the training began),
-  return, length, SPS, episodes. Where these are more than --max-rows, a row is the mean of the
+  return, length, SPS, episodes. Where these are more than 500, a row is the mean of the
   `episodes` episodes that ended in the same w steps, w the smallest power of two that is enough;
   `step` and `wall_time` are those of the last of them.
 - runs.csv: command, commit, versions, machine, start, duration, exit code, and of a finished run
@@ -45,7 +45,6 @@ import os
 import platform
 import re
 import shlex
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -75,6 +74,7 @@ RENAMED = {
     "--norm-vloss 1": ["--norm-vloss"],
     "--adv-floor 0.1": ["--stay-solved", "0"],  # for scripts without a floor
 }
+MAX_ROWS = 500  # of a curve
 COLUMNS = ("step", "wall_time", "return", "length", "SPS", "episodes")
 
 
@@ -92,8 +92,6 @@ class Args:
     """runs at the same time; default: one per core that this process may use"""
     max_minutes: float = float("inf")
     """stop after this time; what is left runs next time"""
-    max_rows: int = 500
-    """rows of a curve, see above"""
     results: str = str(tables.RESULTS)
     """folder of the tables"""
     run_dir: str = str(tables.RUN_DIR)
@@ -166,21 +164,13 @@ def eval_columns(folder: Path) -> dict[str, list] | None:
 
 def machine() -> dict:
     """Commit, versions and hardware, for the json."""
-
-    def output(*command: str) -> str:
-        try:
-            return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
-        except OSError:
-            return ""
-
-    commit = output("git", "rev-parse", "HEAD")
-    commit += "-dirty" * bool(output("git", "status", "-s", "cleanrl_graph"))
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
-    gpu = output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
-    return {"commit": commit, "versions": versions, "cpu": tables.cpu_name(), "gpu": gpu or None}
+    gpu = tables.output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+    about = {"commit": tables.commit(), "versions": versions, "cpu": tables.cpu_name()}
+    return about | {"gpu": gpu or None}
 
 
 # ---- Processes ----
@@ -215,7 +205,7 @@ def record(run: Run, exit_code: int, began: float, about: dict, args: Args) -> N
     }
     if exit_code == 0:
         episodes, updates = events_of(folder)
-        tables.write(results / f"{run.key}.csv", csv_text(episodes, updates, args.max_rows))
+        tables.write(results / f"{run.key}.csv", csv_text(episodes, updates, MAX_ROWS))
         settings["steps"], settings["SPS"] = updates[-1] if updates else (0, 0)
         mismatches = [value for *_, value in scalars(folder, "debug/collection_mismatch")]
         settings["collection_mismatch"] = max(mismatches, default=None)

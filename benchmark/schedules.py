@@ -27,8 +27,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 import tyro
-from run import machine
-from tables import RESULTS, added, read
+from tables import RESULTS, added, commit, cpu_name, read
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -72,8 +71,6 @@ class Args:
     """of each suite the first ones only"""
     temperature: float = 1.0
     """by which the logits of samples are divided"""
-    whole: bool = False
-    """if toggled, a policy that was trained with a `lookahead` sees all operations that are left"""
     batch: int = 128
     """samples that are drawn side by side"""
     results: str = str(RESULTS / "job_shop")
@@ -195,25 +192,15 @@ def main(args: Args) -> None:
         policies[greedy] = load_policy(args.model, largest, num_envs, greedy)
     if False in policies:
         cool(policies[False], args.temperature)
-    whole = {"lookahead": None} if args.whole else {}
     path = Path(args.results) / "schedules.csv"
-    rows = read(path)
-    if rows and tuple(rows[0]) != COLUMNS:
-        raise SystemExit(
-            f"{path} has the columns {', '.join(rows[0])}, and not {', '.join(COLUMNS)}: move it "
-            "away, or add what is missing (the temperature of samples was 1)"
-        )
-    done = {key_of(row) for row in rows}
+    done = {key_of(row) for row in read(path)}
     todo = []
     for num, suite in itertools.product(args.samples, args.suites):
         temperature = args.temperature if num > 0 else 1.0
         for name, instance in list(instances_of(suite).items())[: args.max_instances]:
             if (args.name, args.seed, suite, name, num, temperature) not in done:
                 todo.append((suite, name, instance, num))
-    here = machine()
-    commit, *dirty = here["commit"].partition("-")
-    about = {"name": args.name, "seed": args.seed, "cpu": here["cpu"]}
-    about["commit"] = "".join([commit[:7], *dirty])
+    about = {"name": args.name, "seed": args.seed, "cpu": cpu_name(), "commit": commit(7)}
     with added(path, COLUMNS) as add:
         for suite, name, instance, num in tqdm(todo, unit="instance"):
             torch.manual_seed(args.seed)
@@ -222,7 +209,7 @@ def main(args: Args) -> None:
             drawn = [reverse(instance) if k % 2 else instance for k in range(count)]
             for k in range(0, len(drawn), args.batch):
                 some = drawn[k : k + args.batch]
-                costs += play(policy, [policy.make_env(instance=each, **whole) for each in some])
+                costs += play(policy, [policy.make_env(instance=each) for each in some])
             row = about | {"suite": suite, "instance": name, "samples": num}
             row["cost"], row["costs"] = int(min(costs)), " ".join(str(int(x)) for x in costs)
             row["seconds"] = round(time.perf_counter() - began, 2)

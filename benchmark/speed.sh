@@ -40,7 +40,6 @@ measure attention.py --parts sps --rounds 1 --total-timesteps 8192 --peer-python
     --peer-script "$CLEANRL/ppo_trxl.py" --out $RESULTS/tables.md#trxl
 measure cartpole_vs_cleanrl.py --rounds 5 --total-timesteps 50000 --cleanrl "$CLEANRL/ppo.py" --out $RESULTS/tables.md#cartpole
 measure time_to_475.py --rounds 2 --cleanrl "$CLEANRL/ppo.py" --out $RESULTS/tables.md#time_to_475
-measure scaling.py --scripts ppo_graph --milliseconds 1 --seconds 6 --rounds 2 --num-envs 16 --out $RESULTS/tables.md#scaling
 
 echo
 echo "All tables after $((SECONDS / 60)) min $((SECONDS % 60)) s, in $RESULTS/tables.md:"

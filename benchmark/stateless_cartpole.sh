@@ -56,7 +56,7 @@ for part in ${PARTS:-ours peers table}; do
             sb3=${PEER_PYTHON:-$(environment .venv-peers benchmark/peers/requirements-sb3.txt)}
             peer "$sb3" sb3_recurrent_ppo sb3_lstm
             for model in framestack lstm attention; do
-                peer "$rllib" rllib_stateless_cartpole rllib_$model --model $model --num-env-runners 0
+                peer "$rllib" rllib_stateless_cartpole rllib_$model --model $model
             done
             "$PYTHON" benchmark/run.py --pack --table $TABLE
             ;;

@@ -18,6 +18,7 @@ import json
 import os
 import platform
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
@@ -184,6 +185,22 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def output(*command: str) -> str:
+    """What a command prints in the folder of the repository; "" if it cannot be run."""
+    try:
+        ran = subprocess.run(command, cwd=COMMITTED.parents[1], capture_output=True, text=True)
+    except OSError:
+        return ""
+    return ran.stdout.strip()
+
+
+def commit(length: int = 40) -> str:
+    """So many digits of the commit's name, with "-dirty" if the scripts were changed since;
+    "unknown" without git."""
+    name = output("git", "rev-parse", "HEAD")[:length] or "unknown"
+    return name + "-dirty" * bool(output("git", "status", "-s", "cleanrl_graph"))
+
+
 def unique(values: Iterable[str | None]) -> str:
     """The values, each once, but for empty ones."""
     return ", ".join(dict.fromkeys(value for value in values if value))
@@ -206,6 +223,18 @@ def markdown(rows: list[list[str]]) -> str:
     """A table; the first row is its header."""
     lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def commands(runs: list[dict]) -> list[str]:
+    """The last paragraphs of a table."""
+    return ["Commands:", "\n".join(f"    {run['command']}" for run in runs)]
+
+
+def publish(folder: Path, parts: list[str]) -> None:
+    """Writes the paragraphs to the table.md of a folder, and prints them."""
+    text = "\n\n".join(parts) + "\n"
+    write(folder / "table.md", text)
+    print(f"{text}\n{folder / 'table.md'}")
 
 
 def main(table: str, pattern: str = "*") -> int:

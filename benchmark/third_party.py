@@ -5,7 +5,7 @@ this project wrote.
 
 It writes table.md and table.png in benchmark/results/third_party.
 
-A training has a return at its start (mean of the first --episodes episodes) and at its end (of the
+A training has a return at its start (mean of the first 50 episodes) and at its end (of the
 last ones, with sampled actions). The short runs, one update each, show that an environment
 constructs and steps. Exit code 1 if a run is missing or its collection_mismatch is not below 1e-5.
 """
@@ -25,6 +25,7 @@ NOTE = (
     "Other jobs shared the two cores with these runs, so the steps per second say little; 80,000 "
     "steps are few for Breakout."
 )
+EPISODES = 50  # of the means at the start and at the end
 LIMIT = 1e-5  # of debug/collection_mismatch
 COLUMNS = tuple(
     "package,version,environment,script,steps,SPS,collection mismatch,return at the start,"
@@ -36,10 +37,6 @@ COLUMNS = tuple(
 class Args:
     results: str = str(tables.RESULTS)
     """folder of the tables"""
-    episodes: int = 50
-    """episodes of the means at the start and at the end"""
-    plot: bool = True
-    """if toggled, draw the learning curves"""
 
 
 class Package(NamedTuple):
@@ -47,9 +44,16 @@ class Package(NamedTuple):
     pattern: str  # of its runs
     num_runs: int
     trained: bool  # or just constructed and stepped
-    notes: str  # what is theirs
 
 
+PACKAGES = (
+    Package("job-shop-lib", "jobshoplib_*", 1, True),
+    Package("graph-jsp-env", "graphjsp_*", 1, True),
+    Package("minigrid", "minigrid_*", 3, True),
+    Package("nasim", "nasim_*", 1, True),
+    Package("ale-py", "atari_*", 1, True),
+    Package("popgym", "popgym_*", 48, False),
+)
 NOTES = {  # what is theirs
     "job-shop-lib": (
         "1.7.2 has arrays as large as the instance, pairs (job, machine) as actions, and what is "
@@ -88,17 +92,6 @@ NOTES = {  # what is theirs
         "spells VelocityOnlyCartpole unlike its other CartPoles."
     ),
 }
-PACKAGES = tuple(
-    Package(*row, NOTES[row[0]])
-    for row in (
-        ("job-shop-lib", "jobshoplib_*", 1, True),
-        ("graph-jsp-env", "graphjsp_*", 1, True),
-        ("minigrid", "minigrid_*", 3, True),
-        ("nasim", "nasim_*", 1, True),
-        ("ale-py", "atari_*", 1, True),
-        ("popgym", "popgym_*", 48, False),
-    )
-)
 
 
 def mean_of_first(returns: np.ndarray, ended: np.ndarray, num: int) -> float:
@@ -126,8 +119,8 @@ def rows_of(package: Package, args: Args) -> list[dict]:
         if package.trained:
             column = lambda name: np.array([float(line[name]) for line in curves[key]])
             ended, returns = column("episodes"), column("return")
-            row["return at the start"] = mean_of_first(returns, ended, args.episodes)
-            row["at the end"] = mean_of_first(returns[::-1], ended[::-1], args.episodes)
+            row["return at the start"] = mean_of_first(returns, ended, EPISODES)
+            row["at the end"] = mean_of_first(returns[::-1], ended[::-1], EPISODES)
             table = settings["eval"] or {}
             row["greedy"] = float(np.mean(table["return"])) if "return" in table else None
         rows.append(row)
@@ -150,15 +143,11 @@ def gaps(rows: list[dict]) -> list[str]:
     """A sentence for each run with an --eval-suite."""
     lines = []
     for row in rows:
-        table = row["settings"]["eval"] or {}
-        if "best_known" in table:
-            best, costs = np.array(table["best_known"]), []
-            for name in table:
-                if name not in ("instance", "group", "best_known", "cut"):
-                    costs.append(f"{name} {np.mean(100 * (np.array(table[name]) / best - 1)):.1f}%")
+        if found := report.gaps(row["settings"]["eval"] or {}):
+            num = len(row["settings"]["eval"]["best_known"])
             lines.append(
-                f"{row['environment']}, mean gap to the best known makespan of {len(best)} "
-                f"benchmark instances: {', '.join(costs)}."
+                f"{row['environment']}, mean gap to the best known makespan of {num} benchmark "
+                f"instances: {', '.join(f'{name} {gap:.1f}%' for name, gap in found.items())}."
             )
     return lines
 
@@ -182,17 +171,16 @@ def document(found_of: dict[Package, list[dict]], args: Args) -> str:
         markdown(trained, COLUMNS),
         "SPS: steps per second of the training, everything included; collection mismatch: the "
         "largest |ratio - 1| of all updates; return: mean of the first and of the last "
-        f"{args.episodes} episodes of the training (sampled actions); greedy: mean of the "
+        f"{EPISODES} episodes of the training (sampled actions); greedy: mean of the "
         "evaluation after it.",
         *gaps(trained),
     ]
-    if args.plot:
-        parts.append("![learning curves](table.png)")
     parts += [
+        "![learning curves](table.png)",
         "Constructs and steps: one update each, all losses finite.",
         markdown(stepped, COLUMNS[:7]),
         "What is theirs:",
-        "\n".join(f"- **{each.name}**: {each.notes}" for each in found_of if each.notes),
+        "\n".join(f"- **{each.name}**: {NOTES[each.name]}" for each in found_of),
         "Commands:",
         "\n".join(f"    {command}" for command in commands),
     ]
@@ -202,7 +190,7 @@ def document(found_of: dict[Package, list[dict]], args: Args) -> str:
 def draw(args: Args) -> None:
     """The learning curves of the trainings, a panel per environment."""
     patterns, groups = tuple(each.pattern for each in PACKAGES if each.trained), {}
-    options = report.Args("third_party", patterns, results=args.results, episodes=args.episodes)
+    options = report.Args("third_party", patterns, results=args.results, episodes=EPISODES)
     for run in report.load_all(options):
         script = re.search(r"ppo_\w+\.py", run.settings["command"])[0]
         groups.setdefault((run.panel, script), []).append(run)
@@ -214,8 +202,7 @@ def main(args: Args) -> int:
     folder = Path(args.results) / "third_party"
     rows = [row for found in found_of.values() for row in found]
     (folder / "table.md").write_text(document(found_of, args))
-    if args.plot:
-        draw(args)
+    draw(args)
     problems = []
     for package, found in found_of.items():
         if len(found) != package.num_runs:

@@ -103,8 +103,8 @@ def rows_of(runs: list[dict], solver: list[dict]) -> dict[str, dict[int, float]]
     )
 
 
-def document(rows: dict, runs: list[dict], solver: list[dict]) -> str:
-    """table.md."""
+def document(rows: dict, runs: list[dict], solver: list[dict]) -> list[str]:
+    """The paragraphs of table.md."""
     sizes = list(SUITES.values())
     lines = [["mean cost", *(f"{nodes} nodes" for nodes in sizes)]]
     lines[0].append("above the optimum of 20, %")
@@ -123,9 +123,8 @@ def document(rows: dict, runs: list[dict], solver: list[dict]) -> str:
         "(alex-schutz/RL-with-GNNs, 20 nodes, 100,000 steps, its networks and Stable-Baselines3's "
         f"PPO). Of the solver's covers these are proved to be the best: {proved}."
     )
-    parts += [tables.markdown(lines), "![learning curves](table.png)", "Commands:"]
-    parts.append("\n".join(f"    {run['command']}" for run in runs))
-    return "\n\n".join(parts) + "\n"
+    parts += [tables.markdown(lines), "![learning curves](table.png)"]
+    return parts + tables.commands(runs)
 
 
 def main(args: Args) -> None:
@@ -140,13 +139,11 @@ def main(args: Args) -> None:
         raise SystemExit(f"{folder}: no model has been played")
     solver = tables.read(path)
     rows = rows_of(runs, solver)
-    text = document(rows, runs, solver)
-    (folder / "table.md").write_text(text)
+    tables.publish(folder, document(rows, runs, solver))
     if args.plot:
         curves = report.Args("vertex_cover", ("ppo_graph.py=train_*",), results=args.results)
         curves.reference = (-training_cost(), "greedy rule")
         report.plot({("", "ppo_graph.py"): report.load_all(curves)}, curves)
-    print(f"{text}\n{folder / 'table.md'}")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 runs this.
 
     .venv-zoo/main/bin/python benchmark/zoo.py --environment main --workers 2
-    .venv-zoo/main/bin/python benchmark/zoo.py --packages minigrid highway-env
 
 zoo/packages.csv has a line per package: the environment that it is installed in; the module that
 registers its ids ("" where gymnasium finds them), or one of ours that does if importing does not;
@@ -92,8 +91,6 @@ so the seconds say little."""
 class Args:
     environment: str = "main"
     """the packages of this environment, which is this Python's"""
-    packages: tuple[str, ...] = ()
-    """only these"""
     list: str = str(ROOT / "benchmark" / "zoo" / "packages.csv")
     """the packages"""
     results: str = str(RESULTS / "zoo")
@@ -102,8 +99,6 @@ class Args:
     """processes at a time"""
     timeout: float = 180.0
     """seconds for a process"""
-    most: int = 10_000
-    """ids of a package"""
 
 
 class Package(NamedTuple):
@@ -340,8 +335,7 @@ def packages_of(args: Args) -> list[Package]:
     with open(args.list, newline="") as file:
         lines = list(csv.DictReader(file))
     packages = [Package(**line | {"most": int(line["most"])}) for line in lines]
-    packages = [each for each in packages if each.environment == args.environment]
-    return [each for each in packages if not args.packages or each.package in args.packages]
+    return [each for each in packages if each.environment == args.environment]
 
 
 def tasks_of(args: Args, packages: list[Package]) -> list[Task]:
@@ -357,9 +351,8 @@ def tasks_of(args: Args, packages: list[Package]) -> list[Task]:
         found = [name for name in found if re.fullmatch(package.pattern, name)]
         if package.kwargs:
             found = [package.pattern]
-        most = min(package.most, args.most)
-        if len(found) > most:
-            found = [found[k * len(found) // most] for k in range(most)]
+        if len(found) > package.most:
+            found = [found[k * len(found) // package.most] for k in range(package.most)]
         if not found:
             print(f"{package.package}: no {package.pattern} in {ids[registers]}")
         for env_id in [f"{package.module}:{name}".removeprefix(":") for name in found]:

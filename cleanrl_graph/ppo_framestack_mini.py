@@ -111,10 +111,11 @@ class Agent(nn.Module):
     def get_value(self, views: torch.Tensor) -> torch.Tensor:
         return self.critic(views).squeeze(1)
 
-    def get_action_and_value(self, views: torch.Tensor, action: torch.Tensor | None = None):
+    def get_action_and_value(self, views: torch.Tensor, action=None, generator=None):
         probs = Categorical(logits=self.actor(views), validate_args=False)
         if action is None:  # the largest p / Exp(1) is a draw from p; sample() would wait for a GPU
-            action = (probs.probs / torch.empty_like(probs.probs).exponential_()).argmax(1)
+            noise = torch.empty_like(probs.probs).exponential_(generator=generator)
+            action = (probs.probs / noise).argmax(1)
         return action, probs.log_prob(action), probs.entropy(), self.critic(views).squeeze(1)
 
 
@@ -127,7 +128,7 @@ if __name__ == "__main__":
     writer.add_text("hyperparameters", str(vars(args)))
     random.seed(args.seed)
     np.random.seed(args.seed)
-    torch.manual_seed(args.seed)
+    rng = np.random.RandomState(args.seed)  # of the minibatches
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
 
     # env_id's module may be in the current folder, beside this script, or in this script's package
@@ -139,7 +140,9 @@ if __name__ == "__main__":
     num_features = int(np.prod(envs[0].observation_space.shape))
     num_actions = int(envs[0].action_space.n)
     first_action = int(envs[0].action_space.start)
+    torch.manual_seed(args.seed)  # here, as environments may have drawn from torch's generator
     agent = Agent(num_features, num_actions, args).to(device).eval()
+    generator = (torch.cuda.default_generators or [torch.default_generator])[0].clone_state()
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
 
     # The table: row K + t is step t of the rollout, the K rows before are steps of the last one
@@ -182,7 +185,7 @@ if __name__ == "__main__":
             ages[step] = next_age
             with torch.no_grad():
                 seen = views(step, all_envs, next_age)
-                action, logprob, _, value = agent.get_action_and_value(seen)
+                action, logprob, _, value = agent.get_action_and_value(seen, generator=generator)
             actions[step] = action
             logprobs[step] = logprob
             values[step] = value
@@ -228,7 +231,7 @@ if __name__ == "__main__":
 
         clipfracs = []
         for _ in range(args.update_epochs):
-            b_inds = np.random.permutation(batch_size)
+            b_inds = rng.permutation(batch_size)
             for mb_inds in np.array_split(b_inds, args.num_minibatches):
                 mb = torch.from_numpy(mb_inds).to(device, non_blocking=True)
                 seen = views(mb // args.num_envs, mb % args.num_envs, b_ages[mb])

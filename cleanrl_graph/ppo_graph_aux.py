@@ -201,10 +201,11 @@ def sum_of_ranks(tensor: Tensor) -> Tensor:
 def average_gradients(agent: nn.Module) -> None:
     """Replaces each gradient by its mean over all ranks, in one all-reduce."""
     if WORLD_SIZE > 1:
-        for param in agent.parameters():
+        params = [param for param in agent.parameters() if param.requires_grad]
+        for param in params:
             if param.grad is None:  # a network without rows, on this rank
                 param.grad = torch.zeros_like(param)
-        grads = [param.grad for param in agent.parameters()]
+        grads = [param.grad for param in params]
         total = sum_of_ranks(nn.utils.parameters_to_vector(grads))
         nn.utils.vector_to_parameters(total / WORLD_SIZE, grads)
 
@@ -214,6 +215,13 @@ def seed(args: Args) -> None:
     random.seed(args.seed + RANK)
     np.random.seed((args.seed + RANK) % 2**32)
     torch.manual_seed(args.seed)
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """The generator from which torch draws on this device, unless it is given another one."""
+    if device.type == "cuda":
+        return torch.cuda.default_generators[device.index]
+    return torch.default_generator
 
 
 def start(args: Args) -> torch.device:
@@ -545,9 +553,11 @@ def pack(arrays: list[np.ndarray], device: torch.device) -> list[Tensor]:
     if device.type == "cpu":
         return hosts
     # 1 to 8 spare bytes each: all begin at a multiple of 8, which view(dtype) needs, none is empty
-    parts = [array.tobytes() + bytes(8 - array.nbytes % 8) for array in arrays]
-    buffer = np.frombuffer(bytearray().join(parts), np.uint8)
-    copies = to_device(buffer, device).split([len(part) for part in parts])
+    sizes = [array.nbytes + 8 - array.nbytes % 8 for array in arrays]
+    buffer = np.empty(sum(sizes), np.uint8)
+    for part, array in zip(np.split(buffer, np.cumsum(sizes)), arrays):
+        part[: array.nbytes] = array.reshape(-1).view(np.uint8)
+    copies = to_device(buffer, device).split(sizes)
     return [
         copy[: host.nbytes].view(host.dtype).view(host.shape) for copy, host in zip(copies, hosts)
     ]
@@ -587,20 +597,40 @@ class Storage:
         """The observations `idx` (int64 [B], repeats allowed), one selection of rows per leaf; and
         for each group where its rows are stored, int64. In the group STEP that is `idx` itself."""
         values, counts = self.whole()
-        rows = [ranges((num.cumsum() - num)[idx], num[idx]) for num in counts.values()]
-        places = dict(zip(counts, pack(rows, self.device)))
+        first = [(num.cumsum() - num)[idx] for num in counts.values()]
+        counts = {group: num[idx] for group, num in counts.items()}
+        index = self.index(counts)
+        places = {}
+        for group, start in zip(counts, pack(first, self.device)):
+            ptr, batch = index[group]
+            if group == STEP:
+                places[group] = start
+            elif self.device.type == "cpu":
+                places[group] = torch.from_numpy(ranges(start.numpy(), counts[group]))
+            else:
+                row = torch.arange(len(batch), device=batch.device)
+                places[group] = row + (start - ptr[:-1])[batch]
         rows = [select_rows(array, places[leaf.group]) for leaf, array in zip(self.leaves, values)]
-        flat = Flat(rows, {group: num[idx] for group, num in counts.items()})
-        return self.batch(flat), places
+        return self.batch(Flat(rows, counts), index), places
 
-    def batch(self, flat: Flat) -> Obs:
-        """A Flat of tensors as the network sees it. All ptr and batch reach the device in one
-        copy."""
-        arrays = []  # ptr and batch of the first group, of the second one, ...
-        for num in flat.counts.values():
-            arrays += [np.append(0, num.cumsum()), np.arange(flat.size).repeat(num)]
-        arrays = pack(arrays, self.device)
-        index = dict(zip(flat.counts, zip(arrays[::2], arrays[1::2])))  # group -> (ptr, batch)
+    def index(self, counts: dict[str, np.ndarray]) -> dict[str, tuple[Tensor, Tensor]]:
+        """ptr and batch of each group. A GPU makes them itself: only the counts are copied to it,
+        nothing as long as the rows."""
+        index = {}
+        padded = [np.concatenate([[0], num]) for num in counts.values()]
+        if self.device.type == "cpu":
+            for (group, num), zero_and_num in zip(counts.items(), padded):
+                batch = np.arange(len(num)).repeat(num)
+                index[group] = torch.from_numpy(zero_and_num.cumsum()), torch.from_numpy(batch)
+        else:
+            for (group, num), copy in zip(counts.items(), pack(padded, self.device)):
+                batch = torch.repeat_interleave(copy[1:], output_size=int(num.sum()))
+                index[group] = copy.cumsum(0), batch
+        return index
+
+    def batch(self, flat: Flat, index: dict | None = None) -> Obs:
+        """A Flat of tensors as the network sees it."""
+        index = index or self.index(flat.counts)
         obs = {}
         for leaf, rows in zip(self.leaves, flat.values):
             ptr, batch = index[leaf.group]
@@ -896,12 +926,13 @@ class Encoder(nn.Module):
         return torch.cat([features, self(obs)[0]], 1) if self.leaves else features
 
     def observe(self, obs: Obs) -> None:
-        """Adds the rows of the observations to the statistics of --norm-obs."""
+        """Adds the rows of the observations to the statistics of --norm-obs, unless they are in
+        evaluation mode."""
         for leaf in self.leaves:
             if leaf.is_links:
                 continue
             net = self.rows[module_key(leaf.path)]
-            if isinstance(net, Rows) and net.norm_obs:
+            if isinstance(net, Rows) and net.norm_obs and net.training:
                 net.observe(obs[leaf.path].values)
 
 
@@ -957,9 +988,9 @@ class Categorical:
     def mode(self) -> Tensor:
         return self.best(self.log_probs)
 
-    def sample(self) -> Tensor:
-        noise = torch.empty_like(self.log_probs).exponential_().log()  # minus Gumbel noise
-        return self.best(self.log_probs - noise)
+    def sample(self, generator: torch.Generator | None) -> Tensor:
+        noise = torch.empty_like(self.log_probs).exponential_(generator=generator)
+        return self.best(self.log_probs - noise.log())  # minus its log is Gumbel noise
 
     def best(self, score: Tensor) -> Tensor:
         return score.argmax(-1)
@@ -997,6 +1028,14 @@ class Choice(Categorical):
 
     def total(self, terms: Tensor) -> Tensor:
         return segment(terms, self.ptr)[:, None]
+
+
+class Gaussian(Normal):
+    """torch's Normal, but its samples are drawn from a generator, and without waiting for the
+    device."""
+
+    def sample(self, generator: torch.Generator | None) -> Tensor:
+        return self.loc + torch.empty_like(self.loc).normal_(generator=generator) * self.scale
 
 
 class Part(NamedTuple):
@@ -1180,8 +1219,9 @@ def to_env_actions(
             columns.append(to_env_actions(child, actions, acting, counts))
         rows = list(zip(*columns))
         return rows if isinstance(space, spaces.Tuple) else [dict(zip(space, row)) for row in rows]
-    values, actions[STEP] = np.split(actions[STEP], [math.prod(space.shape)], 1)
-    values = values.reshape(-1, *space.shape)
+    num = math.prod(space.shape)
+    values = actions[STEP][:, :num].reshape(-1, *space.shape)
+    actions[STEP] = actions[STEP][:, num:]
     if isinstance(space, spaces.Box):
         middle, scale = scale_of(space)
         return list(nearest(space, middle + scale * values))
@@ -1268,7 +1308,7 @@ class PartHead(nn.Module):
 
     def forward(
         self, latent: Tensor, elements: dict[str, Ragged], obs: Obs, before: Tensor | None
-    ) -> Categorical | Normal:
+    ) -> Categorical | Gaussian:
         """Its log_prob and entropy are [rows, columns of the part]. `before` [rows, any] is the
         action of the part before, None for the first."""
         part = self.part
@@ -1291,7 +1331,7 @@ class PartHead(nn.Module):
         log_std = self.log_std
         if log_std is None:
             output, log_std = output.chunk(2, 1)
-        return Normal(output, log_std.exp(), validate_args=False)
+        return Gaussian(output, log_std.exp(), validate_args=False)
 
     def masked(
         self, logits: Tensor, obs: Obs, before: Tensor | None, options: Ragged | None = None
@@ -1350,6 +1390,7 @@ class ActionHead(nn.Module):
     def __init__(self, space: gym.Space, leaves: list[Leaf], dim: int, dims: dict, args: Args):
         super().__init__()
         self.space = space
+        self.generator = None  # draws the actions, see Run.begin; None is torch's own
         parts = parts_of(space, leaves, args)
         nodes = {leaf.group: leaf.nodes for leaf in leaves}
         self.heads = nn.ModuleList()
@@ -1377,6 +1418,8 @@ class ActionHead(nn.Module):
         total = 0.0  # of log_prob and entropy
         rows = STEP
         before = None  # the action of the part before
+        # A program that is compiled or exported cannot be given a generator
+        generator = None if torch.compiler.is_compiling() else self.generator
         for head in self.heads:
             part = head.part
             if part.rows != rows:  # from here on each row draws
@@ -1390,8 +1433,8 @@ class ActionHead(nn.Module):
                 choice = action[rows][:, part.columns]
             elif greedy:
                 choice = probs.mode
-            else:  # Normal.sample would wait for the device
-                choice = probs.sample() if part.n else probs.rsample()
+            else:
+                choice = probs.sample(generator)
             log_prob = probs.log_prob(choice).sum(1)
             entropy = torch.zeros_like(log_prob) if action is None else probs.entropy().sum(1)
             terms = torch.stack([log_prob, entropy], 1)
@@ -1519,7 +1562,7 @@ class Reconstruct(nn.Module):
 
     def forward(self, agent: "Agent", obs: Obs, latent: Tensor) -> Tensor:
         """The loss, given the actor's latent [B, dim]."""
-        moved, places = self.move(obs)
+        moved, places = self.move(obs, agent.head.generator)
         if places:
             features, elements = agent.encoder(moved)
             context = agent.actor(features)
@@ -1544,7 +1587,7 @@ class Reconstruct(nn.Module):
             losses.append((errors / num[batch]).sum() / (num > 0).sum().clamp(min=1))
         return torch.stack(losses).mean()
 
-    def move(self, obs: Obs) -> tuple[Obs, dict[str, Tensor]]:
+    def move(self, obs: Obs, generator: torch.Generator | None) -> tuple[Obs, dict[str, Tensor]]:
         """Observations with a quarter of the rows of each group but STEP in other places, and
         {group: these places}."""
         moved = dict(obs)
@@ -1552,7 +1595,7 @@ class Reconstruct(nn.Module):
         for leaf in self.leaves:
             if leaf.is_ragged:
                 values, ptr, batch = obs[leaf.path]
-                order = torch.randperm(len(values), device=values.device)
+                order = torch.randperm(len(values), generator=generator, device=values.device)
                 rows = places.setdefault(leaf.group, order.chunk(4)[0])
                 others = values[rows.roll(1)]
                 values = values.index_copy(0, rows, others)
@@ -1694,7 +1737,10 @@ class Run:
         """The Step to begin with. Gives each rank random numbers of its own and opens the log."""
         if RANK > 0:
             torch.manual_seed(self.args.seed + RANK)
-        else:
+        # What is drawn stays the same if environments draw from torch's generator, or seed it
+        device = next(agent.parameters()).device
+        agent.head.generator = default_generator(device).clone_state()
+        if RANK == 0:
             print(f"writes to {self.folder}")
             self.writer = SummaryWriter(self.folder)
             self.bar = self.make_bar()

@@ -188,7 +188,7 @@ class Agent(nn.Module):
         _, pooled = self.encode(graphs)
         return self.critic(pooled).squeeze(1)
 
-    def get_action_and_value(self, graphs: Batch, action: torch.Tensor | None = None):
+    def get_action_and_value(self, graphs: Batch, action=None, generator=None):
         """Action (an index within its graph), log-probability, entropy and value, [B] each."""
         h, pooled = self.encode(graphs)
         B = graphs.num_graphs
@@ -201,7 +201,7 @@ class Agent(nn.Module):
         probs = softmax(logits, graphs.batch, num_nodes=B)  # [nodes]: they sum to 1 in each graph
         logprobs = probs.clamp(min=1e-20).log()  # in the entropy 0 * -inf would be nan
         if action is None:  # the largest p / Exp(1) of a graph is a draw from p (Gumbel-max trick)
-            noisy = probs / torch.empty_like(probs).exponential_()
+            noisy = probs / torch.empty_like(probs).exponential_(generator=generator)
             wins = noisy == scatter(noisy, graphs.batch, dim_size=B, reduce="max")[graphs.batch]
             index = torch.arange(len(h), device=h.device) - graphs.ptr[graphs.batch]
             action = scatter(index * wins, graphs.batch, dim_size=B, reduce="max")
@@ -219,7 +219,7 @@ if __name__ == "__main__":
     writer.add_text("hyperparameters", str(vars(args)))
     random.seed(args.seed)
     np.random.seed(args.seed)
-    torch.manual_seed(args.seed)
+    rng = np.random.RandomState(args.seed)  # of the minibatches
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
 
     # env_id's module may be in the current folder, beside this script, or in this script's package
@@ -232,7 +232,9 @@ if __name__ == "__main__":
     if unseen:
         print("keys of the observation that the agent does not see:", *sorted(unseen))
     space = envs[0].observation_space["graph"]
+    torch.manual_seed(args.seed)  # here, as environments may have drawn from torch's generator
     agent = Agent(space, args).to(device)
+    generator = (torch.cuda.default_generators or [torch.default_generator])[0].clone_state()
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
 
     shape = (args.num_steps, args.num_envs)
@@ -256,7 +258,7 @@ if __name__ == "__main__":
             obs += copy.deepcopy(next_obs)  # an environment may overwrite its arrays
             with torch.no_grad():
                 graphs = to_batch(collate(next_obs, space), space, device)
-                action, logprob, _, value = agent.get_action_and_value(graphs)
+                action, logprob, _, value = agent.get_action_and_value(graphs, generator=generator)
             actions[step] = action
             logprobs[step] = logprob
             values[step] = value
@@ -295,7 +297,7 @@ if __name__ == "__main__":
         vf_coef = args.vf_coef / (1 + b_returns.var())
         clipfracs = []
         for _ in range(args.update_epochs):
-            b_inds = np.random.permutation(batch_size)
+            b_inds = rng.permutation(batch_size)
             for mb_inds in np.array_split(b_inds, args.num_minibatches):
                 mb = torch.from_numpy(mb_inds).to(device, non_blocking=True)
                 mb_obs = {name: select(rows, mb_inds) for name, rows in b_obs.items()}

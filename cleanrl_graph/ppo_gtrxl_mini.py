@@ -220,12 +220,13 @@ class Agent(nn.Module):
         features, _ = self.remember(obs, last, memory, age)
         return self.critic(features).squeeze(1)
 
-    def get_action_and_value(self, obs, last, memory, age, action=None):
+    def get_action_and_value(self, obs, last, memory, age, action=None, generator=None):
         """Action, log-probability, entropy and value, [T * B] each, and the memory afterwards."""
         features, memory = self.remember(obs, last, memory, age)
         probs = Categorical(logits=self.actor(features), validate_args=False)
         if action is None:  # the largest p / Exp(1) is a draw from p; sample() would wait for a GPU
-            action = (probs.probs / torch.empty_like(probs.probs).exponential_()).argmax(1)
+            noise = torch.empty_like(probs.probs).exponential_(generator=generator)
+            action = (probs.probs / noise).argmax(1)
         value = self.critic(features).squeeze(1)
         return action, probs.log_prob(action), probs.entropy(), value, memory
 
@@ -240,7 +241,7 @@ if __name__ == "__main__":
     writer.add_text("hyperparameters", str(vars(args)))
     random.seed(args.seed)
     np.random.seed(args.seed)
-    torch.manual_seed(args.seed)
+    rng = np.random.RandomState(args.seed)  # of the minibatches
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
 
     # env_id's module may be in the current folder, beside this script, or in this script's package
@@ -252,7 +253,9 @@ if __name__ == "__main__":
     num_features = int(np.prod(envs[0].observation_space.shape))
     num_actions = int(envs[0].action_space.n)
     first_action = int(envs[0].action_space.start)
+    torch.manual_seed(args.seed)  # here, as environments may have drawn from torch's generator
     agent = Agent(num_features, num_actions, args).to(device).eval()
+    generator = (torch.cuda.default_generators or [torch.default_generator])[0].clone_state()
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
 
     shape = (args.num_steps, args.num_envs)
@@ -281,13 +284,12 @@ if __name__ == "__main__":
             last_actions[step] = last
             ages[step] = age
             with torch.no_grad():
-                inputs = obs[step : step + 1], last, memory, age
+                inputs = obs[step : step + 1], last, memory, age, None, generator
                 action, logprob, _, value, memory = agent.get_action_and_value(*inputs)
             actions[step] = action
             logprobs[step] = logprob
             values[step] = value
-            last = action[None]
-            age = age + 1
+            last, age = action[None], age + 1
             for i, choice in enumerate(action.cpu().numpy() + first_action):
                 next_obs[i], reward, terminated, truncated, info = envs[i].step(choice)
                 global_step += 1
@@ -323,18 +325,16 @@ if __name__ == "__main__":
         b_values = values.flatten()
         b_returns = b_advantages + b_values
         vf_coef = args.vf_coef / (1 + b_returns.var())
-
         clipfracs = []
         for _ in range(args.update_epochs):
-            env_inds = np.random.permutation(args.num_envs)
+            env_inds = rng.permutation(args.num_envs)
             for mb_envs in np.array_split(env_inds, args.num_minibatches):  # whole segments
                 mb_inds = flatinds[:, mb_envs].ravel()
                 mb = torch.from_numpy(mb_inds).to(device, non_blocking=True)
                 k = torch.from_numpy(mb_envs).to(device, non_blocking=True)
                 inputs = obs[:, k], last_actions[:, k], memory_at_start[:, :, k], ages[:, k]
-                _, newlogprob, entropy, newvalue, _ = agent.get_action_and_value(
-                    *inputs, b_actions[mb]
-                )
+                outputs = agent.get_action_and_value(*inputs, b_actions[mb])
+                _, newlogprob, entropy, newvalue, _ = outputs
                 logratio = newlogprob - b_logprobs[mb]
                 ratio = logratio.exp()
                 if not clipfracs:  # no update yet: 0 up to rounding, or acting saw other inputs

@@ -205,7 +205,7 @@ class Agent(nn.Module):
         _, pooled, _ = self.encode(graphs, memory)
         return self.critic(pooled).squeeze(1)
 
-    def get_action_and_value(self, graphs: Batch, memory: dict, action: torch.Tensor | None = None):
+    def get_action_and_value(self, graphs: Batch, memory: dict, action=None, generator=None):
         """Action (an index within its graph), log-probability, entropy and value, [B] each, and the
         states of the nodes that were seen."""
         h, pooled, states = self.encode(graphs, memory)
@@ -219,7 +219,7 @@ class Agent(nn.Module):
         probs = softmax(logits, graphs.batch, num_nodes=B)  # [nodes]: they sum to 1 in each graph
         logprobs = probs.clamp(min=1e-20).log()  # in the entropy 0 * -inf would be nan
         if action is None:  # the largest p / Exp(1) of a graph is a draw from p (Gumbel-max trick)
-            noisy = probs / torch.empty_like(probs).exponential_()
+            noisy = probs / torch.empty_like(probs).exponential_(generator=generator)
             wins = noisy == scatter(noisy, graphs.batch, dim_size=B, reduce="max")[graphs.batch]
             index = torch.arange(len(h), device=h.device) - graphs.ptr[graphs.batch]
             action = scatter(index * wins, graphs.batch, dim_size=B, reduce="max")
@@ -238,7 +238,7 @@ if __name__ == "__main__":
     writer.add_text("hyperparameters", str(vars(args)))
     random.seed(args.seed)
     np.random.seed(args.seed)
-    torch.manual_seed(args.seed)
+    rng = np.random.RandomState(args.seed)  # of the minibatches
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
 
     # env_id's module may be in the current folder, beside this script, or in this script's package
@@ -251,7 +251,9 @@ if __name__ == "__main__":
     if unseen:
         print("keys of the observation that the agent does not see:", *sorted(unseen))
     space = envs[0].observation_space["graph"]
+    torch.manual_seed(args.seed)  # here, as environments may have drawn from torch's generator
     agent = Agent(space, args).to(device)
+    generator = (torch.cuda.default_generators or [torch.default_generator])[0].clone_state()
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
 
     shape = (args.num_steps, args.num_envs)
@@ -281,7 +283,8 @@ if __name__ == "__main__":
             episodes[step] = next_episode
             with torch.no_grad():
                 graphs = collate(next_obs, next_episode, space).to(device, non_blocking=True)
-                action, logprob, _, value, states = agent.get_action_and_value(graphs, memory)
+                outputs = agent.get_action_and_value(graphs, memory, generator=generator)
+                action, logprob, _, value, states = outputs
             memory |= states
             actions[step] = action
             logprobs[step] = logprob
@@ -323,14 +326,13 @@ if __name__ == "__main__":
         vf_coef = args.vf_coef / (1 + b_returns.var())
         clipfracs = []
         for _ in range(args.update_epochs):
-            env_inds = np.random.permutation(args.num_envs)
-            for mb_envs in np.array_split(env_inds, args.num_minibatches):
+            for mb_envs in np.array_split(rng.permutation(args.num_envs), args.num_minibatches):
                 mb_inds = flatinds[:, mb_envs].ravel()  # step after step, as sequences need it
                 mb = torch.from_numpy(mb_inds).to(device, non_blocking=True)
                 graphs = collate([obs[k] for k in mb_inds], b_episodes[mb_inds], space)
-                _, newlogprob, entropy, newvalue, _ = agent.get_action_and_value(
-                    graphs.to(device, non_blocking=True), memory_at_start, b_actions[mb]
-                )
+                graphs = graphs.to(device, non_blocking=True)
+                outputs = agent.get_action_and_value(graphs, memory_at_start, b_actions[mb])
+                _, newlogprob, entropy, newvalue, _ = outputs
                 logratio = newlogprob - b_logprobs[mb]
                 ratio = logratio.exp()
                 if not clipfracs:  # no update yet: 0 up to rounding, or acting saw other inputs

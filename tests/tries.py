@@ -259,7 +259,7 @@ def chosen(pattern: str) -> list[tuple[hostile.Try, str, str]]:
     for k, (name, each) in enumerate(hostile.TRIES.items()):
         if re.search(pattern, name):
             found.append((each, each.script, ""))
-            if each.kind in KINDS_AGAIN and each.script == "ppo_graph" and each.is_again:
+            if each.kind in KINDS_AGAIN and each.script == "ppo_graph":
                 extra = "--num-workers 2" if k // 3 % 3 == 0 else ""
                 found.append((each, AGAIN[k % 3], extra))
     return found

@@ -61,13 +61,15 @@ TAKES_SCALARS = set(  # of no dimension, from the host; so do all elementwise on
 
 class Log:
     """What the device was told, each as a Counter: `waits` of the host and `copies` by (kind, lines
-    of the script), `launches` by operation, `races` by a sentence."""
+    of the script), `bytes` copied to the device likewise, `launches` by operation, `races` by a
+    sentence."""
 
     def __init__(self):
         self.clear()
 
     def clear(self) -> None:
-        self.waits, self.copies, self.launches, self.races = (Counter() for _ in range(4))
+        self.waits, self.copies, self.bytes = Counter(), Counter(), Counter()
+        self.launches, self.races = Counter(), Counter()
         # under way: (begin, end, bytes when it began, line, the memory's owner)
         self.to_device = []
         self.to_host = []  # under way: functions that complete them
@@ -200,7 +202,9 @@ def copy_(op, self, src, non_blocking=False):
     elif self.is_cuda and self.numel():
         if src.dtype != self.dtype or not (src.is_contiguous() and self.is_contiguous()):
             log.launches["aten.copy_"] += 1
-        log.copy("to the device, pinned" if src.is_pinned() else "to the device, pageable")
+        kind = "to the device, pinned" if src.is_pinned() else "to the device, pageable"
+        log.copy(kind)
+        log.bytes[kind, where()] += src.nbytes
         if not non_blocking:
             log.wait("copy to the device")
         elif src.is_pinned():
@@ -352,6 +356,7 @@ def install() -> None:
     cuda._lazy_init = lambda: None
     cuda.is_available, cuda.device_count, cuda.current_device = lambda: True, lambda: 1, lambda: 0
     cuda.set_device, cuda.synchronize = lambda *args: None, lambda *args: log.wait("synchronize")
+    cuda.default_generators = (torch.default_generator,)
     cuda.get_rng_state_all = lambda: [torch.get_rng_state()]
     cuda.set_rng_state_all = lambda states: None
     deepcopy, load, to_cpu = Tensor.__deepcopy__, torch.load, storage.cpu

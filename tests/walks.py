@@ -1,5 +1,4 @@
-"""Environments whose copies go on exactly, others, and those with faults. A process that loads
-copies imports this file, which imports little."""
+"""Environments whose copies go on exactly, others, and those with faults."""
 
 import os
 import random
@@ -95,12 +94,10 @@ class Odd(Walk):
         if self.is_copy and self.num_left == 0:
             if self.how == "exception":
                 raise RuntimeError("I am lost")
-            if self.how == "exit":
-                raise SystemExit(3)
             reward += self.how == "reward"
             terminated ^= self.how == "terminated"
             truncated ^= self.how == "truncated"
-            others = {"observation": obs + 1, "dtype": obs.view(np.int32), "shape": obs[None]}
+            others = {"observation": obs + 1, "dtype": obs.view(np.int32)}
             obs = others.get(self.how, obs)
         return obs, reward, terminated, truncated, info
 
@@ -121,11 +118,6 @@ class Changing(Walk):
         return super().step(action)
 
 
-class Locked(Walk):
-    def __init__(self):
-        self.lock = threading.Lock()
-
-
 shared_rng = np.random.default_rng(0)
 
 
@@ -137,7 +129,7 @@ class OfAModule(Walk):
 
 
 class Counted(Walk):
-    num_steps = num_loaded = num_closed = 0
+    num_steps = num_loaded = 0
 
     def __setstate__(self, state):
         vars(self).update(state)
@@ -146,32 +138,6 @@ class Counted(Walk):
     def step(self, action):
         Counted.num_steps += 1
         return super().step(action)
-
-    def close(self):
-        Counted.num_closed += 1
-
-
-class Curriculum(Walk):
-    """Gets harder with the second reset of any environment of its class."""
-
-    num_resets = 0
-
-    def reset(self, **kwargs):
-        Curriculum.num_resets += 1
-        return super().reset(**kwargs)
-
-    def draw(self):
-        return super().draw() + (self.num_resets > 1)
-
-
-class Dies(Walk):
-    """A copy, which says much, ends its process."""
-
-    def __setstate__(self, state):
-        vars(self).update(state)
-        os.write(1, b"hello")
-        print("I am the copy")
-        os._exit(3)
 
 
 class Trusted(Odd):

@@ -38,8 +38,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "benchmark" / name) for name in ("speed", "")]
 import beside  # noqa: E402
 from cartpole_vs_cleanrl import CHANGES, changed  # noqa: E402
-from common import commit_of  # noqa: E402
-from tables import COMMITTED, cpu_name, put, write  # noqa: E402
+from tables import COMMITTED, commit, cpu_name, output, put, write  # noqa: E402
 
 from cleanrl_graph.services.plot import scalars  # noqa: E402
 
@@ -88,22 +87,15 @@ def num_workers() -> int:
     return max(len(os.sched_getaffinity(0)) - 2, 0)
 
 
-def output_of(*command: str) -> str:
-    """The first line that a command prints; "" if it cannot be run."""
-    try:
-        return subprocess.run(command, capture_output=True, text=True).stdout.split("\n")[0].strip()
-    except OSError:
-        return ""
-
-
 def machine(args: Args) -> dict:
     """Hardware, versions and commit, for the files."""
     about = {"dry": args.dry, "gpu": None, "cpu": cpu_name(), "cpus": num_workers() + 2}
     about |= {"system": platform.system(), "python": platform.python_version()}
-    about |= {"torch": torch.__version__, "commit": args.commit or commit_of(ROOT)}
+    about |= {"torch": torch.__version__, "commit": args.commit or commit(7)}
     about |= {name: importlib.metadata.version(name) for name in PACKAGES}
     if not args.dry:
-        driver = output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+        driver = output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+        driver = driver.split("\n")[0]  # of the first GPU
         about |= {"gpu": torch.cuda.get_device_name(), "gpus": torch.cuda.device_count()}
         about |= {"driver": driver, "cuda": torch.version.cuda}
         about["cudnn"] = torch.backends.cudnn.version()
@@ -332,7 +324,7 @@ def compiler(args: Args) -> dict:
         if not torch.equal(torch.compile(lambda x: x + 1)(x), x + 1):
             raise RuntimeError("the compiled x + 1 is another number")
     path = shutil.which(os.environ.get("CC", "gcc"))
-    version = output_of(path, "--version") if path else "none"
+    version = output(path, "--version").split("\n")[0] if path else "none"
     return {"C compiler": version, "x + 1 compiled, s": time.perf_counter() - start}
 
 

@@ -2,8 +2,7 @@
 to compare with.
 
     pip install -r benchmark/peers/requirements-trxl.txt    # in a virtual environment of its own
-    python benchmark/peers/cleanrl_trxl.py --script PATH/ppo_trxl.py --task cartpole \
-        --max-seconds 60 --out FILE.csv
+    python benchmark/peers/cleanrl_trxl.py --script PATH/ppo_trxl.py --task cartpole
 
 cleanrl/ppo_trxl/ppo_trxl.py of github.com/vwxyzjn/cleanrl is not part of this repository; its
 neighbour pom_env.py must lie beside it. It runs as it is: here its environment is registered, its
@@ -13,11 +12,9 @@ environments x 256 steps, 4 layers of 128 with 4 heads, memory 32, absolute posi
 its returns are larger, with discount 0.99, normalised advantages and no clipping of the value.
 Flags other than those below go to the script as they are, and win.
 
-The csv has one row per iteration; its wall time starts with the first reset, as in the script's own
-steps per second.
+It prints its steps per second from the first reset on, as the script itself has them.
 """
 
-import csv
 import os
 import resource
 import runpy
@@ -52,18 +49,12 @@ CARTPOLE_FLAGS = (
 class Args:
     script: str
     """path of CleanRL's cleanrl/ppo_trxl/ppo_trxl.py"""
-    out: str
-    """csv to write"""
     task: Literal["cartpole", "proof-of-memory"] = "cartpole"
     """the environment"""
     seed: int = 1
     """seed of networks and environments"""
     episode_steps: int = 500
     """longest episode of CartPole"""
-    target: float = 475
-    """stop at this mean return of the last 100 episodes"""
-    max_seconds: float = 600
-    """stop after the iteration that passes this time"""
     max_steps: int = 1_000_000
     """stop at this number of environment steps"""
 
@@ -96,7 +87,7 @@ def main(args, more_flags):
     own = [f"--seed={args.seed}", f"--total-timesteps={args.max_steps}"]
     sys.argv = [str(script), *flags, *own, *more_flags]
     sys.path.insert(0, str(script.parent))  # for pom_env
-    rows = []
+    found = {}
 
     def log(line):
         """In the place of the script's `print`."""
@@ -104,25 +95,14 @@ def main(args, more_flags):
         if line.startswith("model saved") or not variables["episode_infos"]:
             return
         mean_return = np.mean([info["r"] for info in variables["episode_infos"]])
-        rows.append((variables["global_step"], time.time() - variables["start_time"], mean_return))
+        found.update(step=variables["global_step"], mean_return=mean_return)
+        found["seconds"] = time.time() - variables["start_time"]
         print(line, flush=True)
-        if mean_return >= args.target or rows[-1][1] >= args.max_seconds:
-            sys.exit()
 
-    out = os.path.abspath(args.out)
     with tempfile.TemporaryDirectory() as folder:  # for the script's TensorBoard log
         os.chdir(folder)
-        try:
-            runpy.run_path(str(script), {"print": log}, "__main__")
-        except SystemExit:
-            if not rows:
-                raise
-    step, seconds, mean_return = rows[-1]
-    with open(out, "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["step", "wall_seconds", "mean_return_100"])
-        for step, seconds, mean_return in rows:
-            writer.writerow([step, f"{seconds:.2f}", f"{mean_return:.2f}"])
+        runpy.run_path(str(script), {"print": log}, "__main__")
+    step, seconds, mean_return = found["step"], found["seconds"], found["mean_return"]
     print(f"SPS {step / seconds:.0f}")
     print(f"mean return {mean_return:.3f} (last 100 episodes) after {step} steps, {seconds:.1f} s")
     print(f"memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB")

@@ -25,7 +25,7 @@ import torch
 import torch.nn as nn
 import tyro
 from torch_geometric.data import Batch, Data
-from torch_geometric.nn import GINConv, GINEConv
+from torch_geometric.nn import GINConv
 from torch_geometric.utils import segment, softmax
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # for cleanrl_graph.envs
@@ -34,8 +34,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # for cleanrl_graph.envs
 @dataclass
 class Args:
     env_id: str = "envs:PoissonGraph-v0"
-    """an environment with observation {"graph", "action_mask"} and the choice of a node as
-    action"""
+    """an environment with observation {"graph", "action_mask"}, without features of edges, and the
+    choice of a node as action"""
     seed: int = 1
     """seed of the networks and of the environments (env i: seed + i)"""
     cuda: bool = True
@@ -86,17 +86,17 @@ def mlp(widths):
 
 
 class GraphAgent(nn.Module):
-    """GIN (GINE with edge features) encoder, a score for each node, and a value of the graph, as in
+    """GIN encoder, a score for each node, and a value of the graph, as in
     ppo_graph.py."""
 
-    def __init__(self, node_dim, edge_dim, args):
+    def __init__(self, node_dim, args):
         super().__init__()
         dim = args.gnn_dim
         self.embed = nn.Linear(node_dim, dim)
         self.convs, self.norms = nn.ModuleList(), nn.ModuleList()
         for _ in range(args.gnn_layers):
             net = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
-            self.convs.append(GINEConv(net, edge_dim=edge_dim) if edge_dim else GINConv(net))
+            self.convs.append(GINConv(net))
             self.norms.append(nn.LayerNorm(dim))
         widths = [2 * dim + 1, *args.hidden_dims]
         self.actor = mlp(widths)
@@ -105,11 +105,11 @@ class GraphAgent(nn.Module):
         self.project = nn.Linear(dim, dim)
         self.score = layer_init(nn.Linear(dim, 1), 0.01)
 
-    def forward(self, x, edge_index, edge_attr, batch, ptr):
+    def forward(self, x, edge_index, batch, ptr):
         """Scores of the nodes [num_nodes] and values of the graphs [num_graphs]."""
         h = self.embed(x)
         for conv, norm in zip(self.convs, self.norms):
-            h = h + conv(norm(h), edge_index, *([] if edge_attr is None else [edge_attr])).relu()
+            h = h + conv(norm(h), edge_index).relu()
         num_nodes = (ptr[1:] - ptr[:-1])[:, None].float()
         pooled = torch.cat([segment(h, ptr, "mean"), segment(h, ptr, "max"), num_nodes.log1p()], 1)
         score = self.score(torch.tanh(self.project(h) + self.query(self.actor(pooled))[batch]))
@@ -122,7 +122,6 @@ def to_data(observation):
     return Data(
         x=torch.from_numpy(graph.nodes),
         edge_index=torch.from_numpy(graph.edge_links).T,
-        edge_attr=None if graph.edges is None else torch.from_numpy(graph.edges),
         allowed=torch.from_numpy(observation["action_mask"]).bool(),
     )
 
@@ -130,7 +129,7 @@ def to_data(observation):
 def get_action_and_value(agent, batch, action=None):
     """Actions (node index within its graph; drawn if None), log-probabilities, entropies and
     values, each [B]."""
-    score, value = agent(batch.x, batch.edge_index, batch.edge_attr, batch.batch, batch.ptr)
+    score, value = agent(batch.x, batch.edge_index, batch.batch, batch.ptr)
     prob = softmax(score.masked_fill(~batch.allowed, -torch.inf), batch.batch, batch.ptr)
     log_prob = prob.clamp(min=1e-20).log()
     start = batch.ptr[:-1]
@@ -161,8 +160,7 @@ def main(args):
 
     envs = [gym.make(full_id(args.env_id), disable_env_checker=True) for _ in range(args.num_envs)]
     space = envs[0].observation_space["graph"]
-    edge_dim = space.edge_space.shape[0] if space.edge_space is not None else None
-    agent = GraphAgent(space.node_space.shape[0], edge_dim, args).to(device)
+    agent = GraphAgent(space.node_space.shape[0], args).to(device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
 
     shape = (args.num_steps, args.num_envs)

@@ -78,7 +78,7 @@ class GraphExtractor(BaseFeaturesExtractor):
     def __init__(self, observation_space, args):
         self.max_nodes, num_features = observation_space["nodes"].shape
         super().__init__(observation_space, self.max_nodes + 1)
-        self.agent = GraphAgent(num_features, None, args)
+        self.agent = GraphAgent(num_features, args)
 
     def forward(self, observation):
         size = observation["size"].long()
@@ -90,7 +90,7 @@ class GraphExtractor(BaseFeaturesExtractor):
         offset = ptr[:-1].repeat_interleave(size[:, 1])[:, None]
         links = observation["edges"][is_edge].long() + offset
         batch = graph.repeat_interleave(size[:, 0])
-        score, value = self.agent(observation["nodes"][is_node], links.T, None, batch, ptr)
+        score, value = self.agent(observation["nodes"][is_node], links.T, batch, ptr)
         padded = score.new_zeros(is_node.shape).masked_scatter(is_node, score)
         return torch.cat([padded, value[:, None]], 1)
 

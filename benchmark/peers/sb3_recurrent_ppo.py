@@ -34,8 +34,6 @@ class Args:
     """csv to write"""
     seed: int = 1
     """seed of networks and environments"""
-    limit: bool = True
-    """end an episode after 500 steps, as CartPole-v1 does"""
     target: float = 475
     """stop at this mean return of the last 100 episodes"""
     max_seconds: float = 600
@@ -44,9 +42,9 @@ class Args:
     """stop at this number of environment steps"""
 
 
-def masked_cartpole(limit):
+def masked_cartpole():
     """CartPole-v1 that shows the position of the cart and the angle of the pole only."""
-    env = gym.make("CartPole-v1", max_episode_steps=None if limit else -1, disable_env_checker=True)
+    env = gym.make("CartPole-v1", disable_env_checker=True)
     space = gym.spaces.Box(env.observation_space.low[[0, 2]], env.observation_space.high[[0, 2]])
     shown = lambda observation: observation[[0, 2]]
     return Monitor(gym.wrappers.TransformObservation(env, shown, space))
@@ -75,7 +73,7 @@ class Curve(BaseCallback):
 
 def main(args):
     start_time = time.perf_counter()
-    envs = VecNormalize(DummyVecEnv([lambda: masked_cartpole(args.limit)] * 8), gamma=0.98)
+    envs = VecNormalize(DummyVecEnv([masked_cartpole] * 8), gamma=0.98)
     network = dict(ortho_init=False, activation_fn=nn.ReLU, net_arch={"pi": [64], "vf": [64]})
     network |= dict(lstm_hidden_size=64, enable_critic_lstm=True)
     settings = dict(n_steps=32, batch_size=256, n_epochs=20, gamma=0.98, gae_lambda=0.8)

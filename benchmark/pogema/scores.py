@@ -13,16 +13,11 @@ whose moves are sampled from the policy, or greedy: its most likely ones.
 
 import json
 import re
-import resource
 import sys
-import tempfile
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
@@ -33,8 +28,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmark")]
 from tables import RESULTS, RUN_DIR, added, place, put, read  # noqa: E402
 
-from cleanrl_graph import load_policy, services  # noqa: E402
-from cleanrl_graph import ppo_graph_agents as agents  # noqa: E402
+from cleanrl_graph import load_policy  # noqa: E402
 from cleanrl_graph.envs.pogema import RULES, PogemaEnv, play  # noqa: E402
 from cleanrl_graph.services.policy import read_model  # noqa: E402
 
@@ -69,8 +63,6 @@ class Args:
     """folder of the runs of pogema.sh"""
     results: str = str(RESULTS / "pogema")
     """folder of the tables"""
-    cost: bool = False
-    """measures what a training costs instead"""
     modes: tuple[str, ...] = ("sampled", "greedy")
     """how policies act: moves are sampled, or the most likely ones"""
 
@@ -222,47 +214,7 @@ def document(rows: list[dict], theirs: list[dict], args: Args) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def cost(num_steps: int = 7680) -> str:
-    """What a second of a training is, on the tasks of pogema.sh: steps, robots, environments."""
-    spent = Counter()
-
-    def timed(method: Callable) -> Callable:
-        def call(env: PogemaEnv, *args: Any, **kwargs: Any) -> tuple:
-            start = time.process_time()
-            result = method(env, *args, **kwargs)
-            spent["environments"] += time.process_time() - start
-            if method.__name__ == "step":
-                spent["steps"] += 1
-                spent["robots"] += len(env.place)
-            return result
-
-        return call
-
-    each = {"map": ["random", "mazes"], "num_robots": [8, 64], "link_radius": 3}
-    flags = dict(env_kwargs=[each] * 3 + [each | {"task": "one-shot"}], num_envs=8, num_steps=64)
-    flags |= dict(num_minibatches=8, gnn_layers=2, gamma=0.98, norm_vloss=1.0, clip_vloss=False)
-    flags |= dict(learning_rate=7e-4, total_timesteps=num_steps, eval_episodes=0, save_model=False)
-    start = time.process_time()
-    methods = {name: timed(getattr(PogemaEnv, name)) for name in ("reset", "step")}
-    with tempfile.TemporaryDirectory() as folder, mock.patch.multiple(PogemaEnv, **methods):
-        env_id = "cleanrl_graph.envs:Pogema-v0"
-        services.run(agents, agents.Args(env_id=env_id, run_dir=folder, **flags))
-    seconds = time.process_time() - start
-    steps, robots = spent["steps"] / seconds, spent["robots"] / seconds
-    share = spent["environments"] / seconds
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return (
-        "    python benchmark/pogema/scores.py --cost\n\n"
-        f"A CPU second of a training (its first {num_steps:,} steps) is {steps:.0f} steps or "
-        f"{robots:,.0f} of single robots; "
-        f"environments take {share:.0%} of it. The process has {memory:.2f} GB.\n"
-    )
-
-
 def main(args: Args) -> None:
-    if args.cost:
-        put(f"{args.results}/tables.md#cost", cost())
-        return
     rows = play_missing(args)
     theirs = read(place(Path(args.results).parent, "pogema/theirs.csv"))
     text = document(rows, theirs, args)

@@ -11,29 +11,24 @@ if one was not, or if a process stayed behind."""
 
 import argparse
 import contextlib
-import importlib
 import multiprocessing as mp
 import os
 import random
 import signal
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path[:0] = map(str, Path(__file__).resolve().parents[1:3])
+BENCHMARK, ROOT = Path(__file__).resolve().parents[1:3]
+sys.path[:0] = map(str, (BENCHMARK, ROOT, ROOT / "tests"))
 
+import processes  # noqa: E402
 import torch  # noqa: E402
 from tables import put  # noqa: E402
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
-from tqdm import tqdm  # noqa: E402
 
-from cleanrl_graph import services  # noqa: E402
-from cleanrl_graph.services.arguments import args_of  # noqa: E402
-
-FORK = mp.get_context("fork")
 EVERY = 5  # updates between two checkpoints
 SMALL = dict(hidden_dims=(16,), gnn_dim=8, gnn_layers=1, num_envs=3, num_steps=8)
 SMALL |= dict(num_minibatches=2, update_epochs=2, eval_episodes=0, cuda=False)
@@ -70,22 +65,15 @@ class Outcome(NamedTuple):
 
 def start(run_dir: Path, script: str, flags: dict) -> mp.Process:
     """The process of a run, in a group of its own; what it prints is in the file `run_dir`.err."""
-    module = importlib.import_module(f"cleanrl_graph.{script}")
 
-    def target():
-        os.setpgid(0, 0)
+    def quiet(module):
         torch.set_num_threads(1)
-        # That of this process must not be held by one that is killed
-        tqdm.set_lock(threading.RLock())
         log = os.open(f"{run_dir}.err", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         for number in (1, 2):
             os.dup2(log, number)
         sys.stderr, sys.stdout = os.fdopen(2, "w", closefd=False), os.fdopen(1, "w", closefd=False)
-        services.run(module, args_of(module, **SMALL | dict(run_dir=str(run_dir)) | flags))
 
-    process = FORK.Process(target=target)
-    process.start()
-    return process
+    return processes.start(run_dir, script, quiet, **SMALL | flags)
 
 
 def result(run_dir: Path) -> tuple[dict, dict]:
@@ -107,29 +95,12 @@ def same(a: tuple, b: tuple) -> bool:
     return is_equal and log == their_log
 
 
-def is_alive(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    return False
-
-
-def children(pid: int) -> list[int]:
-    """The processes that are children of `pid` and alive."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parent, own = stat.read_text().rsplit(")", 1)[1].split()[1], int(stat.parent.name)
-            if int(parent) == pid and is_alive(own):
-                found.append(own)
-    return found
-
-
 def gone(pids: list[int], seconds: float = 10) -> bool:
     """Whether all processes leave within that time."""
     end = time.time() + seconds
-    while any(map(is_alive, pids)) and time.time() < end:
+    while any(map(processes.is_alive, pids)) and time.time() < end:
         time.sleep(0.02)
-    return not any(map(is_alive, pids))
+    return not any(map(processes.is_alive, pids))
 
 
 def wait_for_the_next_second() -> None:
@@ -148,7 +119,7 @@ def hit(
     while process.is_alive() and not is_reached():
         time.sleep(0.002)
     time.sleep(delay)
-    workers = children(process.pid)
+    workers = processes.children(process.pid)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number) if number != signal.SIGKILL else process.kill()
     process.join()
@@ -157,8 +128,7 @@ def hit(
 
 def updates_of(run_dir: Path) -> int:
     """Those in the newest checkpoint."""
-    steps = [int(path.stem.split("_")[1]) for path in run_dir.glob("*/checkpoint_*.ckpt")]
-    return max(steps, default=0) // (SMALL["num_envs"] * SMALL["num_steps"])
+    return processes.newest(run_dir) // (SMALL["num_envs"] * SMALL["num_steps"])
 
 
 def damage(run_dir: Path, rng: random.Random) -> None:

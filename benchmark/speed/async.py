@@ -7,16 +7,10 @@ ppo_graph.py.
 
 1. Wall time of the same number of steps, in turns A B A B ..., where collection and update take
    about as long: PoissonGraph whose steps cost 0.1 or 1 ms more of the CPU, 1 ms asleep (as one
-   that waits for a simulator), or 5 ms asleep in 8 worker processes. "thread" is
-   ppo_graph_async.py with its collector in a thread of the learner's process instead of a process
-   of its own; everything else is the same.
+   that waits for a simulator), or 5 ms asleep in 8 worker processes.
 2. Learning curves of PoissonGraph without extra cost over steps: no lag, one update, four updates,
    and four updates without correction (advantages without rho, the ratio taken to the policy that
    collected).
-
-Why a process: a thread shares the interpreter's lock with the update. On two idle cores,
-ppo_graph.py / the thread is 0.98, 0.98, 1.55 and 1.42 in the four cases and ppo_graph.py / the
-process 1.48, 1.65, 1.60 and 1.58.
 
 A csv of all runs and a picture of the curves lie beside --out.
 """
@@ -25,11 +19,9 @@ import csv
 import importlib.util
 import multiprocessing as mp
 import os
-import queue
 import resource
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter, deque
 from dataclasses import dataclass
@@ -72,8 +64,6 @@ class Args:
     """updates of each run of part 1"""
     rounds: int = 3
     """runs of each system; --seed is the round"""
-    systems: tuple[str, ...] = ("ppo_graph", "ppo_graph_async", "thread")
-    """systems of part 1"""
     curve_steps: int = 60_000
     """steps of each run of part 2; 0 leaves it out"""
     note: str = ""
@@ -95,50 +85,6 @@ class Costly(gym.Wrapper):
         while not self.asleep and time.thread_time() < end:
             pass
         return self.env.step(action)
-
-
-def thread_collector(script):
-    """A Collector that is a thread instead of a process."""
-
-    class ThreadCollector:
-        def __init__(self, args, make_envs, accelerate):
-            self.args = args
-            self.accelerate = accelerate
-            self.envs = make_envs()
-            self.leaves = self.envs.leaves
-            self.action_space = self.envs.action_space
-            self.requests = queue.SimpleQueue()
-            self.rollouts = queue.SimpleQueue()
-
-        def reset(self, seed):
-            self.thread = threading.Thread(target=self.act, args=(seed,))
-            self.thread.start()
-
-        def act(self, seed):
-            agent = script.Agent(self.leaves, self.action_space, self.args)
-            self.accelerate(agent)
-            memory = script.Memory(agent, self.leaves, self.args.num_envs, self.args)
-            step = self.envs.reset(seed)
-            for version, weights in iter(self.requests.get, None):
-                agent.load_state_dict(weights)
-                num_steps = self.args.num_steps
-                rollout = script.collect(memory, self.envs, step, version, num_steps)
-                step = rollout.steps[-1]
-                self.rollouts.put(rollout)
-
-        def ask(self, version, agent):
-            weights = {name: value.clone() for name, value in agent.state_dict().items()}
-            self.requests.put((version, weights))
-
-        def receive(self):
-            return self.rollouts.get()
-
-        def close(self):
-            self.requests.put(None)
-            self.thread.join()
-            self.envs.close()
-
-    return ThreadCollector
 
 
 def without_correction(folder: str):
@@ -181,8 +127,7 @@ def watch(script) -> tuple[Counter, list]:
 
     def begins(self):
         begin(self)
-        if threading.current_thread() is threading.main_thread():
-            at["collect"] = time.perf_counter()
+        at["collect"] = time.perf_counter()
 
     script.Run.begin, script.Run.end_update = begins_run, ends_update
     script.Memory.begin = begins
@@ -218,10 +163,7 @@ def train(pipe, system: str, flags: dict) -> None:
         if system == "uncorrected":
             script = without_correction(folder)
         else:
-            name = "ppo_graph" if system == "ppo_graph" else "ppo_graph_async"
-            script = importlib.import_module(f"cleanrl_graph.{name}")
-        if system == "thread":
-            script.Collector = thread_collector(script)
+            script = importlib.import_module(f"cleanrl_graph.{system}")
         (seconds, curve), before = watch(script), time.process_time()
         flags = dict(run_dir=folder, eval_episodes=0, cuda=False, checkpoint_every=0) | flags
         services.run(script, args_of(script, **flags))
@@ -257,10 +199,10 @@ def wall_time(args) -> tuple[list[str], list[list]]:
     ]
     rows = []
     for case in args.cases:
-        flags, runs = CASES[case], {system: [] for system in args.systems}
+        flags, runs = CASES[case], {"ppo_graph": [], "ppo_graph_async": []}
         steps = args.num_updates * flags["num_envs"] * flags["num_steps"]
         for seed in range(1, args.rounds + 1):
-            for system in args.systems:
+            for system in runs:
                 more = dict(env_id="Costly-v0", total_timesteps=steps, seed=seed)
                 runs[system].append(run(system, **more, **flags))
                 total, parts, cpu, _ = runs[system][-1]
@@ -278,7 +220,7 @@ def wall_time(args) -> tuple[list[str], list[list]]:
             ratio = np.array([a[0] / b[0] for a, b in zip(base, results)])
             bound = [sum(parts.values()) / max(parts.values()) for _, parts, *_ in base]
             by_cpu = [sum(a[2]) / max(b[2]) for a, b in zip(base, results)]
-            by_cpu = "" if "asleep" in case or system == "thread" else f"{np.median(by_cpu):.2f}"
+            by_cpu = "" if "asleep" in case else f"{np.median(by_cpu):.2f}"
             gain = ["", "", ""]
             if system != "ppo_graph":
                 gain = [spread(ratio, ".2f"), by_cpu, f"{np.median(bound):.2f}"]

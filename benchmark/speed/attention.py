@@ -8,8 +8,7 @@ trainings.
 1. Forward and backward through the memory of one minibatch, per step of it: the segment of
    ppo_gtrxl.py against one window of cached layer inputs per step, whose keys and values every
    sample projects again (the way of most attention PPOs; here with the same layers, weights and
-   results, checked before the clock starts). The window way is left out where what it must save for
-   the backward pass would exceed --max-gb.
+   results, checked before the clock starts).
 2. Whole trainings on CartPole without velocities, 16 envs x 256 steps, 4 layers of 128 with 4
    heads, memory 32, 8 minibatches, 4 epochs, episodes of at most 500 and 100 steps; with gates and
    without (CleanRL's ppo_trxl.py has none). Beside it CleanRL's own script, if --peer-script is
@@ -29,6 +28,7 @@ from torch import Tensor
 from cleanrl_graph import ppo_gtrxl
 
 PEER = "CleanRL ppo_trxl.py"
+NUM_ENVS, NUM_LAYERS, DIM = 2, 2, 64  # of part 1
 
 
 @dataclass
@@ -41,22 +41,12 @@ class Args:
     """memory lengths of part 1"""
     num_steps: int = 256
     """steps of an env in a minibatch of part 1"""
-    num_envs: int = 2
-    """envs of a minibatch of part 1"""
-    dim: int = 64
-    """width of part 1"""
-    num_layers: int = 2
-    """layers of part 1"""
     repeats: int = 5
     """timings of part 1, of which the median counts"""
-    max_gb: float = 4
-    """largest memory that the window way may need"""
     total_timesteps: int = 32_768
     """steps of each training of part 2"""
     rounds: int = 3
     """trainings of each system in part 2"""
-    num_threads: int = 1
-    """threads of torch"""
     peer_python: str = str(ROOT / ".venv-peers/bin/python")
     """the Python that runs CleanRL's script"""
     peer_script: str | None = None
@@ -88,15 +78,16 @@ def forward_windows(
     return torch.cat([x, found], 1)
 
 
-def memory_part(args: Args) -> list[dict]:
-    """One row per memory length: microseconds per step of forward and backward for both ways."""
-    rows, T, B = [], args.num_steps, args.num_envs
+def memory_part(args: Args) -> list[tuple]:
+    """(memory length, microseconds per step of forward and backward by the segment, by windows,
+    gigabytes that the windows save)."""
+    rows, T, B = [], args.num_steps, NUM_ENVS
     for W in args.memory_lengths:
         torch.manual_seed(0)
-        sizes = dict(dim=args.dim, num_layers=args.num_layers, memory_length=W)
+        sizes = dict(dim=DIM, num_layers=NUM_LAYERS, memory_length=W)
         gtrxl = ppo_gtrxl.GTrXL(ppo_gtrxl.Args(**sizes))
-        samples, age = torch.randn(T, B, args.dim), torch.full((T, B), W)  # all memories are full
-        inputs = torch.randn(args.num_layers, W, B, args.dim)  # of the layers, before the segment
+        samples, age = torch.randn(T, B, DIM), torch.full((T, B), W)  # all memories are full
+        inputs = torch.randn(NUM_LAYERS, W, B, DIM)  # of the layers, before the segment
 
         def forward() -> tuple[Tensor, list[Tensor]]:
             """The segment's outputs and layer inputs, as in the script's training."""
@@ -111,48 +102,38 @@ def memory_part(args: Args) -> list[dict]:
             gtrxl.zero_grad()
             forward()[0].square().mean().backward()
 
-        row = {
-            "memory": W,
-            "segment, us per step": 1000 * np.median(turns([segment], args.repeats)) / (T * B),
-        }
+        views = [layer[:-1].unfold(0, W, 1).transpose(2, 3) for layer in before]
+        windows = [view.flatten(0, 1).contiguous() for view in views]
+        flat, ages = samples.flatten(0, 1), age.flatten()
+        with torch.no_grad():
+            outputs = forward_windows(gtrxl, flat, windows, ages)
+        torch.testing.assert_close(outputs, expected.flatten(0, 1), atol=1e-4, rtol=1e-4)
+
+        def window() -> None:
+            gtrxl.zero_grad()
+            forward_windows(gtrxl, flat, windows, ages).square().mean().backward()
+
         # saved for the backward pass, per layer and window entry: window, normalised window, keys
         # and values
-        need = 4 * T * B * W * args.num_layers * (5 * args.dim) / 1e9
-        if need <= args.max_gb:
-            views = [layer[:-1].unfold(0, W, 1).transpose(2, 3) for layer in before]
-            windows = [view.flatten(0, 1).contiguous() for view in views]
-            flat, ages = samples.flatten(0, 1), age.flatten()
-            outputs = forward_windows(gtrxl, flat, windows, ages)
-            torch.testing.assert_close(outputs, expected.flatten(0, 1), atol=1e-4, rtol=1e-4)
-
-            def window() -> None:
-                gtrxl.zero_grad()
-                forward_windows(gtrxl, flat, windows, ages).square().mean().backward()
-
-            ms = np.median(turns([window], args.repeats))
-            row["windows, us per step"] = 1000 * ms / (T * B)
-            del windows
-        rows.append(row | {"windows, estimated GB": need})
-        print(row, file=sys.stderr)
+        gigabytes = 4 * T * B * W * NUM_LAYERS * (5 * DIM) / 1e9
+        ours, theirs = 1000 * np.median(turns([segment, window], args.repeats), 0) / (T * B)
+        rows.append((W, ours, theirs, gigabytes))
+        print(rows[-1], file=sys.stderr)
     return rows
 
 
-def memory_table(rows: list[dict], args: Args) -> list[str]:
+def memory_table(rows: list[tuple], args: Args) -> list[str]:
     lines = [
-        f"## Forward and backward of {args.num_envs} envs x {args.num_steps} steps, "
-        f"{args.num_layers} layers of {args.dim}, {args.num_threads} thread(s)",
+        f"## Forward and backward of {NUM_ENVS} envs x {args.num_steps} steps, "
+        f"{NUM_LAYERS} layers of {DIM}, one thread",
         "",
         "| memory | segment, us per step | windows, us per step | windows / segment | memory of "
         "the windows, GB |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for row in rows:
-        ours, theirs = row["segment, us per step"], row.get("windows, us per step")
-        ratio = f"over {args.max_gb:g} GB, not run | "
-        if theirs:
-            ratio = f"{theirs:.0f} | {theirs / ours:.0f}"
-        need = row["windows, estimated GB"]
-        lines.append(f"| {row['memory']} | {ours:.1f} | {ratio} | {need:.2f} |")
+    for W, ours, theirs, gigabytes in rows:
+        cells = f"{W} | {ours:.1f} | {theirs:.0f} | {theirs / ours:.0f} | {gigabytes:.2f}"
+        lines.append(f"| {cells} |")
     return lines
 
 
@@ -161,7 +142,7 @@ def sps_part(args: Args) -> list[str]:
         "## Whole trainings on CartPole-v1 without velocities",
         "",
         "16 envs x 256 steps, 4 layers of 128, 4 heads, memory 32, 8 minibatches, 4 epochs; "
-        f"{args.total_timesteps} steps, {args.num_threads} thread(s), {args.rounds} runs each: "
+        f"{args.total_timesteps} steps, one thread, {args.rounds} runs each: "
         "median (range)",
         "",
         "| system | episodes up to | SPS | peak memory, MB | SPS / CleanRL's |",
@@ -180,7 +161,7 @@ def sps_part(args: Args) -> list[str]:
         if args.peer_script:
             more = f"--task cartpole --episode-steps {steps} --max-steps {args.total_timesteps}"
             systems[PEER] = trxl_command(args.peer_python, args.peer_script) + more.split()
-        runs = in_turns(systems, args.rounds, args.num_threads)
+        runs = in_turns(systems, args.rounds)
         for name, column in runs.items():
             sps, peer = ([run.sps for run in some] for some in (column, runs.get(PEER, [])))
             ratio = f"{np.median(sps) / np.median(peer):.1f}" if peer else "not run"
@@ -190,7 +171,7 @@ def sps_part(args: Args) -> list[str]:
 
 
 def main(args: Args) -> None:
-    torch.set_num_threads(args.num_threads)
+    torch.set_num_threads(1)
     lines = ["# Attention memory"]
     if "sps" in args.parts:  # first: a process has the peak memory of the one that started it
         lines += ["", *sps_part(args)]
@@ -198,14 +179,12 @@ def main(args: Args) -> None:
         rows = memory_part(args)
         lines += ["", *memory_table(rows, args)]
         if args.out:
-            labels = {"one window per step": "windows", "segment (ours)": "segment"}
-            for label, name in labels.items():
-                column = f"{name}, us per step"
-                labels[label] = [(row["memory"], row[column]) for row in rows if column in row]
-            note = (
-                f"{args.num_envs} environments x {args.num_steps} steps, {args.num_layers} layers "
-            )
-            note += f"of {args.dim}, {args.num_threads} thread(s); medians of {args.repeats} turns"
+            labels = {
+                "one window per step": [(W, theirs) for W, _, theirs, _ in rows],
+                "segment (ours)": [(W, ours) for W, ours, *_ in rows],
+            }
+            note = f"{NUM_ENVS} environments x {args.num_steps} steps, {NUM_LAYERS} layers "
+            note += f"of {DIM}, one thread; medians of {args.repeats} turns"
             panels = {"training, microseconds per step": labels}
             picture(args.out, note, "memory length", panels)
     report("\n".join(lines), args.out)

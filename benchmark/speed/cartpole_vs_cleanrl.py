@@ -54,8 +54,6 @@ class Args:
     """environment steps of each run"""
     rounds: int = 3
     """runs of each script; round k has seed k"""
-    num_threads: int = 1
-    """threads of torch"""
     out: str | None = None
     """file that receives the same markdown, below the command and the machine"""
 
@@ -71,15 +69,14 @@ def main(args):
             "CleanRL ppo.py, autoreset and log adapted": [changed(path, CHANGES, folder), *flags],
         }
         systems = {name: [sys.executable, *command] for name, command in systems.items()}
-        runs = in_turns(systems, args.rounds, args.num_threads)
+        runs = in_turns(systems, args.rounds)
     lines = [
         "# CartPole-v1 at CleanRL's defaults",
         "",
         *table_of(runs, "ppo_graph.py"),
         "",
-        f"Medians of {args.rounds} round(s) of {args.total_timesteps:,} steps, {args.num_threads} "
-        "thread(s). The return is the mean of the last 100 episodes of training, with a sampled "
-        "policy.",
+        f"Medians of {args.rounds} round(s) of {args.total_timesteps:,} steps, one thread. "
+        "The return is the mean of the last 100 episodes of training, with a sampled policy.",
     ]
     report("\n".join(lines), args.out)
 

@@ -35,7 +35,7 @@ def report(markdown: str, out: str | None) -> None:
         command = f"python {os.path.relpath(sys.argv[0])} {shlex.join(flags)}"
         machine = (
             f"{tables.cpu_name()}, {os.cpu_count()} CPUs, {platform.system()}, Python "
-            f"{platform.python_version()}, torch {torch.__version__}, commit {commit_of(ROOT)}"
+            f"{platform.python_version()}, torch {torch.__version__}, commit {tables.commit(7)}"
         )
         tables.put(out, f"    {command}\n\n{machine}\n\n{markdown}\n")
 
@@ -46,20 +46,6 @@ def beside(out: str, ending: str) -> Path:
     path = Path(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     return path.with_name((section or path.stem) + ending)
-
-
-def commit_of(checkout: str | Path) -> str:
-    """The short name of its commit, with "-dirty" if its scripts were changed since; "unknown"
-    without git."""
-    git = ["git", "-C", str(checkout)]
-    try:
-        name, changes = (
-            subprocess.run([*git, *rest], capture_output=True, text=True, check=True).stdout.strip()
-            for rest in (("rev-parse", "--short", "HEAD"), ("status", "-s", "--", "cleanrl_graph"))
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return name + "-dirty" * bool(changes)
 
 
 def picture(out: str, title: str, x: str, panels: dict[str, dict[str, list[tuple]]]) -> None:
@@ -141,8 +127,7 @@ def rollout(script, args, num_steps: int, others: Iterable = ()) -> tuple:
 def trxl_command(python: str, script: str) -> list[str]:
     """CleanRL's ppo_trxl.py at `script`, run by the Python of its packages."""
     peer = str(ROOT / "benchmark" / "peers" / "cleanrl_trxl.py")
-    paths = [os.path.abspath(python), peer, "--script", os.path.abspath(script)]
-    return [*paths, "--out", "cleanrl.csv"]
+    return [os.path.abspath(python), peer, "--script", os.path.abspath(script)]
 
 
 class Run(NamedTuple):
@@ -152,13 +137,12 @@ class Run(NamedTuple):
     seconds: float  # of the whole process, imports included
     peak_mb: float  # largest resident memory
     mean_return: float  # of the last 100 episodes; NaN if the script has none
-    cpu: float  # seconds of the CPU, of the process and its children, imports included
 
 
-def train(command: list[str], num_threads: int, cwd: str) -> Run:
-    """Runs the command to its end with `num_threads` threads of torch. RuntimeError if it fails or
+def train(command: list[str], cwd: str) -> Run:
+    """Runs the command to its end with one thread of torch. RuntimeError if it fails or
     neither logs SPS below `cwd`/runs nor prints it."""
-    env = os.environ | {"OMP_NUM_THREADS": str(num_threads), "MKL_NUM_THREADS": str(num_threads)}
+    env = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     with tempfile.TemporaryFile("w+") as file:
         start = time.perf_counter()
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=env, cwd=cwd)
@@ -171,13 +155,11 @@ def train(command: list[str], num_threads: int, cwd: str) -> Run:
     if not sps:
         sps = re.findall(r"SPS\W*(\d+)", output)  # "SPS 123", "SPS: 123"
         returns = re.findall(r"mean return (-?[\d.]+)", output)[-1:]
-        returns = returns or re.findall(r"episodic_return=\[?(-?[\d.]+)", output)
     if process.returncode or not sps:
         what = f"exit code {process.returncode} of {shlex.join(command)}"
         raise RuntimeError(f"{what}; its last lines:\n{output[-2000:]}")
     mean_return = np.mean([float(number) for number in returns[-100:] or [np.nan]])
-    cpu = usage.ru_utime + usage.ru_stime
-    return Run(float(sps[-1]), seconds, usage.ru_maxrss / 1024, mean_return, cpu)
+    return Run(float(sps[-1]), seconds, usage.ru_maxrss / 1024, mean_return)
 
 
 def logged(run_dir: Path) -> tuple[list[float], list[float]]:
@@ -188,14 +170,14 @@ def logged(run_dir: Path) -> tuple[list[float], list[float]]:
     return found["charts/SPS"], found["charts/episodic_return"]
 
 
-def in_turns(systems: dict[str, list[str]], rounds: int, num_threads: int) -> dict[str, list[Run]]:
+def in_turns(systems: dict[str, list[str]], rounds: int) -> dict[str, list[Run]]:
     """The runs of each command, A B C A B C ..., each in an empty folder; --seed is the round.
     Progress on stderr."""
     runs = {name: [] for name in systems}
     for k in range(rounds):
         for name, command in systems.items():
             with tempfile.TemporaryDirectory() as folder:
-                run = train([*command, "--seed", str(k + 1)], num_threads, folder)
+                run = train([*command, "--seed", str(k + 1)], folder)
             runs[name].append(run)
             said = f"round {k + 1}/{rounds}: {name}: {run.sps:.0f} SPS, {run.seconds:.0f} s"
             print(said, file=sys.stderr)
@@ -209,7 +191,7 @@ def table_of(runs: dict[str, list[Run]], ours: str) -> list[str]:
         "system|SPS (least to most)|ours / this|process, s|peak memory, MB|mean return".split("|")
     ]
     for name, column in runs.items():
-        sps, seconds, peak_mb, returns, _ = (np.array(values) for values in zip(*column))
+        sps, seconds, peak_mb, returns = (np.array(values) for values in zip(*column))
         ratio = "" if name == ours else spread([run.sps for run in runs[ours]] / sps, ".2f")
         mean_return = "not logged" if np.isnan(returns).any() else f"{np.median(returns):.1f}"
         cells = [f"{np.median(seconds):.1f}", f"{np.median(peak_mb):,.0f}", mean_return]

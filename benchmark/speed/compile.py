@@ -55,8 +55,6 @@ class Args:
     """factor of the steps of each run in part 2, which has at least two rollouts"""
     mode: str = "auto"
     """--compile-mode"""
-    cuda: bool = False
-    """if toggled, use CUDA"""
     note: str = ""
     """a sentence on the machine for the report, such as what else ran"""
     out: str | None = None
@@ -67,13 +65,12 @@ class System:
     """The networks of seed 0 with one rollout, as the training loop of a script has them."""
 
     def __init__(self, args, case: dict, script, mode: str):
-        self.args = ppo_graph_compile.Args(**case, cuda=args.cuda, compile_mode=mode)
-        self.device = torch.device("cuda" if args.cuda else "cpu")
+        self.args = ppo_graph_compile.Args(**case, cuda=False, compile_mode=mode)
         torch.manual_seed(0)
         N = self.args.num_envs
         makers = [partial(script.make_env, self.args, i) for i in range(N)]
         envs = script.Envs(makers)
-        self.agent = script.Agent(envs.leaves, envs.action_space, self.args).to(self.device)
+        self.agent = script.Agent(envs.leaves, envs.action_space, self.args)
         accelerate(self.agent)
         self.optimizer = torch.optim.Adam(self.agent.parameters(), lr=1e-6, eps=1e-5, fused=True)
         self.memory = script.Memory(self.agent, envs.leaves, N, self.args)
@@ -89,8 +86,8 @@ class System:
             actions = self.agent.head.env_actions(action, self.steps[-1].obs.counts)
             self.steps.append(envs.step(actions))
         envs.close()
-        self.rollout = torch.randn(N * self.args.num_steps, 4, device=self.device)
-        self.scales = torch.tensor([0.0, 0.5], device=self.device)
+        self.rollout = torch.randn(N * self.args.num_steps, 4)
+        self.scales = torch.tensor([0.0, 0.5])
         self.minibatches = self.epochs()
 
     def epochs(self) -> Iterator[tuple[np.ndarray, tuple]]:
@@ -102,13 +99,12 @@ class System:
     def act(self, k: int) -> None:
         """Acts on the observations after k steps."""
         self.acting.begin()
-        action, _, _ = self.acting.act(self.steps[k % len(self.steps)])
-        action[""].cpu()
+        self.acting.act(self.steps[k % len(self.steps)])
 
     def learn(self, k: int) -> None:
         """Learns from the next minibatch."""
         idx, inputs = next(self.minibatches)
-        mb = torch.as_tensor(idx, device=self.device)
+        mb = torch.as_tensor(idx)
         loss, _ = self.loss_of(*inputs, self.rollout[mb], self.scales)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.agent.parameters(), self.args.max_grad_norm)
@@ -122,12 +118,10 @@ class System:
         return len(set().union(*(storage.sizes for storage in storages))), spare / max(rows, 1)
 
 
-def timed(function, k: int, device: torch.device) -> float:
+def timed(function, k: int) -> float:
     """Milliseconds of function(k)."""
     start = time.perf_counter()
     function(k)
-    if device.type == "cuda":
-        torch.cuda.synchronize()
     return 1000 * (time.perf_counter() - start)
 
 
@@ -151,7 +145,7 @@ def parts(args, name: str) -> str:
         seconds.append(f"{cpu_seconds() - start:.0f}")
         ms = []
         for k in range(1, args.repeats + 1):
-            ms.append([timed(getattr(system, part), k, system.device) for system in systems])
+            ms.append([timed(getattr(system, part), k) for system in systems])
         eager, compiled = np.array(ms).T
         low, ratio, high = np.quantile(eager / compiled, [0.25, 0.5, 0.75])
         cells += [f"{np.median(column):.{digits}f}" for column in (eager, compiled)]
@@ -167,7 +161,7 @@ def trainings(args, name: str) -> list[str]:
     case = dict(CASES[name])
     least = 2 * case["num_envs"] * case["num_steps"]
     case["total_timesteps"] = max(int(case["total_timesteps"] * args.scale), least)
-    flags = "--eval-episodes 0 --checkpoint-every 0".split() + ["--no-cuda"] * (not args.cuda)
+    flags = "--eval-episodes 0 --checkpoint-every 0 --no-cuda".split()
     for key, value in case.items():
         flags += [f"--{key.replace('_', '-')}", str(value).replace("'", '"')]
     results = {EAGER: [], COMPILED: []}
@@ -176,7 +170,7 @@ def trainings(args, name: str) -> list[str]:
             with tempfile.TemporaryDirectory() as folder:
                 mode = ["--compile-mode", args.mode] if system == COMPILED else []
                 path = str(ROOT / "cleanrl_graph" / system)
-                run = train([sys.executable, path, *flags, *mode, "--seed", str(k + 1)], 1, folder)
+                run = train([sys.executable, path, *flags, *mode, "--seed", str(k + 1)], folder)
                 updates = scalars(Path(folder), "charts/SPS")
                 seconds = {step: step / max(sps, 1) for _, step, _, sps in updates}
             end = max(seconds)
@@ -200,12 +194,11 @@ def trainings(args, name: str) -> list[str]:
 def main(args):
     torch.set_num_threads(1)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
-    device = torch.cuda.get_device_name() if args.cuda else "the CPU, 1 thread"
     lines = [
         "# ppo_graph_compile.py beside ppo_graph.py",
         "",
-        f"Medians of {args.repeats} turns on {device}, and the ratios of turns (quartiles). "
-        f"{args.note}",
+        f"Medians of {args.repeats} turns on the CPU, 1 thread, and the ratios of turns "
+        f"(quartiles). {args.note}",
         "",
         "| task | policy step, ms | compiled | ratio | minibatch, ms | compiled | ratio "
         "| compilation, s of the CPU | compilations | sizes of batches | spare rows |",

@@ -38,8 +38,6 @@ class Args:
     """stored observations; a gather takes a quarter of them"""
     repeats: int = 21
     """repeats of each measurement"""
-    num_threads: int = 1
-    """threads of torch"""
     seed: int = 1
     """seed of the graphs and of the gathered indices"""
     out: str | None = None
@@ -173,7 +171,7 @@ def measure(declared_max, args):
 
 
 def main(args):
-    torch.set_num_threads(args.num_threads)
+    torch.set_num_threads(1)
     header = (
         "| layout | declared maximum | bytes per observation | collate 64, us | collate 512, us | "
         f"gather {args.num_stored // 4:,} of {args.num_stored:,}, us |"
@@ -189,7 +187,7 @@ def main(args):
     lines += [
         *notes,
         "",
-        f"Medians of {args.repeats} turns of 20 calls in a row, {args.num_threads} thread(s).",
+        f"Medians of {args.repeats} turns of 20 calls in a row, one thread.",
     ]
     report("\n".join(lines), args.out)
 

@@ -48,8 +48,6 @@ class Args:
     """steps of each training"""
     rounds: int = 3
     """trainings of each system"""
-    num_threads: int = 1
-    """threads of torch"""
 
 
 def row_of(name: str, runs: list[Run], peer: list[Run]) -> str:
@@ -67,12 +65,12 @@ def main(args: Args) -> None:
     ours += ["--total-timesteps", str(args.total_timesteps)]
     systems = {f"ppo_gtrxl.py, {name}": [*ours, *more.split()] for name, more in VARIANTS.items()}
     cleanrl = "CleanRL ppo_trxl.py, its documented flags"
-    flags = f"--task proof-of-memory --target inf --max-steps {args.total_timesteps}".split()
+    flags = f"--task proof-of-memory --max-steps {args.total_timesteps}".split()
     systems[cleanrl] = trxl_command(args.peer_python, args.peer_script) + flags
-    runs = in_turns(systems, args.rounds, args.num_threads)
+    runs = in_turns(systems, args.rounds)
     lines = [
-        f"ProofofMemory-v0, {args.total_timesteps} steps in 16 envs x 128, {args.num_threads} "
-        f"thread(s), {args.rounds} runs each in turns: mean return of the last 100 episodes per "
+        f"ProofofMemory-v0, {args.total_timesteps} steps in 16 envs x 128, one thread, "
+        f"{args.rounds} runs each in turns: mean return of the last 100 episodes per "
         "seed, median SPS (range)",
         "",
         "| system | return | SPS | SPS / CleanRL's | peak memory, MB |",

@@ -36,8 +36,6 @@ class Args:
     """steps of each environment in a rollout"""
     peer_python: str = str(ROOT / ".venv-peers/bin/python")
     """the Python that has stable-baselines3; it runs both peers"""
-    num_threads: int = 1
-    """threads of torch"""
     out: str | None = None
     """file that receives the same markdown, below the command and the machine"""
 
@@ -64,14 +62,14 @@ def main(args):
             "list of PyG Data": of_peer("list_of_data_ppo.py"),
             "Stable-Baselines3, padded": of_peer("sb3_padded_ppo.py"),
         }
-        runs = in_turns(systems, args.rounds, args.num_threads)
+        runs = in_turns(systems, args.rounds)
         lines += [
             "",
             f"## {num_envs} environments x {args.num_steps} steps, width {gnn_dim}",
             "",
             *table_of(runs, "ppo_graph.py"),
             "",
-            f"Medians of {args.rounds} round(s), {args.num_threads} thread(s); `{flags}`.",
+            f"Medians of {args.rounds} round(s), one thread; `{flags}`.",
         ]
     report("\n".join(lines), args.out)
 

@@ -30,32 +30,30 @@ FLAGS = (
 )
 
 
+STEPS, CLEANRL_STEPS = 200_000, 500_000  # of a run
+TARGET = 475  # mean return of 100 episodes
+
+
 @dataclass
 class Args:
     cleanrl: str
     """path of CleanRL's cleanrl/ppo.py"""
     rounds: int = 5
     """runs of each script; round k has seed k"""
-    steps: int = 200_000
-    """environment steps of ppo_graph.py"""
-    cleanrl_steps: int = 500_000
-    """environment steps of ppo.py"""
-    target: float = 475.0
-    """mean return of 100 episodes"""
     out: str | None = None
     """file that receives the same markdown, below the command and the machine"""
 
 
-def time_to_target(command: list[str], target: float) -> tuple[float, float]:
+def time_to_target(command: list[str]) -> tuple[float, float]:
     """(seconds, steps) until the target; infinite if it is not reached. RuntimeError if the script
     fails."""
     with tempfile.TemporaryDirectory() as folder:
-        train(command, 1, folder)
+        train(command, folder)
         episodes, _ = events_of(Path(folder))
     returns = np.array([ret for _, _, ret, _ in episodes])
     if len(returns) < 100:
         return np.inf, np.inf
-    reached = np.flatnonzero(np.convolve(returns, np.full(100, 0.01), "valid") >= target)
+    reached = np.flatnonzero(np.convolve(returns, np.full(100, 0.01), "valid") >= TARGET)
     if not len(reached):
         return np.inf, np.inf
     step, seconds, *_ = episodes[99 + reached[0]]
@@ -66,12 +64,12 @@ def main(args):
     task = "--env-id CartPole-v1 --no-cuda --total-timesteps"
     with tempfile.TemporaryDirectory() as folder:
         theirs = changed(Path(args.cleanrl), CHANGES, folder)
-        ours = [sys.executable, PPO_GRAPH, *f"{task} {args.steps} {FLAGS}".split()]
-        theirs = [sys.executable, theirs, *f"{task} {args.cleanrl_steps}".split()]
+        ours = [sys.executable, PPO_GRAPH, *f"{task} {STEPS} {FLAGS}".split()]
+        theirs = [sys.executable, theirs, *f"{task} {CLEANRL_STEPS}".split()]
         rows, seconds = [], []
         for seed in tqdm(range(1, args.rounds + 1), unit="round"):
             seeded = [[*command, "--seed", str(seed)] for command in (ours, theirs)]
-            pair = [time_to_target(command, args.target) for command in seeded]
+            pair = [time_to_target(command) for command in seeded]
             seconds.append([time for time, _ in pair])
             cells = [
                 f"{time:.1f} s, {num / 1000:.0f}k steps" if np.isfinite(time) else "not reached"
@@ -80,7 +78,7 @@ def main(args):
             rows.append(f"| {seed} | {' | '.join(cells)} | {pair[1][0] / pair[0][0]:.1f} |")
     ours, theirs = np.median(seconds, 0)
     lines = [
-        f"# CartPole-v1: time to a mean return of {args.target:g}",
+        f"# CartPole-v1: time to a mean return of {TARGET}",
         "",
         "| seed | ppo_graph.py | CleanRL ppo.py, defaults | ratio of seconds |",
         "| --- | --- | --- | --- |",

@@ -40,8 +40,6 @@ class Args:
     """steps of an episode"""
     repeats: int = 15
     """repeats of each measurement"""
-    num_threads: int = 1
-    """threads of torch"""
     out: str | None = None
     """file that receives the same markdown, below the command and the machine"""
 
@@ -155,10 +153,10 @@ def measure(name, args):
 
 
 def main(args: Args) -> None:
-    torch.set_num_threads(args.num_threads)
+    torch.set_num_threads(1)
     lines = [
         f"{args.num_envs} environments x {args.num_steps} steps, 16 views, a minibatch of a "
-        f"quarter, {args.num_threads} thread(s).",
+        "quarter, one thread.",
         "",
         "| observation | bytes per step, no memory | views | encodings | stacked | stacked / views "
         "| gather views, us | gather stacked, us | stacked / views |",

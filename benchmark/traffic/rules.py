@@ -10,10 +10,8 @@ processes). Rows that stand there are not played again. It takes about 25 minute
 
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
 from tqdm import tqdm
 
 sys.path[:0] = map(str, Path(__file__).parents[1:3])
@@ -23,26 +21,6 @@ from cleanrl_graph.envs.traffic import MAPS, RULES, TrafficLightsEnv, play_rule 
 
 COLUMNS = "map rule demand shift seed delay arrived unfinished cpu_seconds".split()
 FILE = RESULTS / "traffic" / "rules.csv"
-
-
-@dataclass
-class Args:
-    maps: tuple[str, ...] = MAPS
-    """maps to play"""
-    rules: tuple[str, ...] = tuple(RULES)
-    """rules to play"""
-    suites: bool = True
-    """the five hours of each map's suite beside the one of the suite "resco" """
-    file: str = str(FILE)
-    """table that is written"""
-
-
-def entries_of(name: str, suites: bool) -> list[dict]:
-    """Keyword arguments of the hours of a map: that of "resco" first."""
-    own = [entry for entry in TrafficLightsEnv.eval_suites["resco"] if entry["map"] == name]
-    if suites:
-        own += TrafficLightsEnv.eval_suites[name]
-    return own
 
 
 def cpu_seconds() -> float:
@@ -57,33 +35,27 @@ def play(entry: dict, rule: str) -> dict:
     env = TrafficLightsEnv(**entry, choose="phases")
     evaluation = play_rule(env, rule, seed=0)
     env.close()
-    row = {"map": entry["map"], "rule": rule}
-    row["demand"] = entry["demand"]
-    row["shift"] = entry["shift"]
-    row["seed"] = entry["fixed_seed"]
-    row["delay"] = round(evaluation["cost"], 2)
-    row["arrived"] = evaluation["arrived"]
-    row["unfinished"] = evaluation["unfinished"]
-    row["cpu_seconds"] = round(cpu_seconds() - before, 1)
-    return row
+    row = {name: entry[name] for name in ("map", "demand", "shift")}
+    row |= {name: evaluation[name] for name in ("arrived", "unfinished")}
+    row |= {"rule": rule, "seed": entry["fixed_seed"], "delay": round(evaluation["cost"], 2)}
+    return row | {"cpu_seconds": round(cpu_seconds() - before, 1)}
 
 
-def main(args: Args) -> None:
-    path = Path(args.file)
-    # the seed tells the hours of a map apart
-    done = {(row["map"], row["rule"], int(row["seed"])) for row in read(path)}
-    left = []
-    for name in args.maps:
-        for entry in entries_of(name, args.suites):
-            for rule in args.rules:
+def main() -> None:
+    # the seed tells the hours of a map apart; that of "resco" is the first
+    done = {(row["map"], row["rule"], int(row["seed"])) for row in read(FILE)}
+    suites, left = TrafficLightsEnv.eval_suites, []
+    for name in MAPS:
+        for entry in [*(e for e in suites["resco"] if e["map"] == name), *suites[name]]:
+            for rule in RULES:
                 if (name, rule, entry["fixed_seed"]) not in done:
                     left.append((entry, rule))
     slow = "ingolstadt21"
     left.sort(key=lambda item: (item[0]["map"] == slow, item[0]["fixed_seed"]))
-    with added(path, COLUMNS) as add:
+    with added(FILE, COLUMNS) as add:
         for entry, rule in tqdm(left, unit="hour"):
             add(play(entry, rule))
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    main()

@@ -16,7 +16,6 @@ their state. `wrap_all` adds what the environment needs beside them.
 
 import contextlib
 import importlib
-import importlib.metadata
 import importlib.util
 import inspect
 import json
@@ -76,8 +75,8 @@ def registered(env_id: str, make: Callable) -> gym.Env:
     return make()
 
 
-def advice(env_id: str, problem: BaseException, known: set[str]) -> str:
-    """What may help where gym.make failed; `known` are the ids that there were before."""
+def advice(env_id: str, problem: BaseException) -> str:
+    """What may help where gym.make failed."""
     quoted = r"'\w+'(?:(?:, |,? and )'\w+')*"
     missing = re.search(rf"\(\) missing .* arguments?: ({quoted})", str(problem))
     if missing:
@@ -86,52 +85,10 @@ def advice(env_id: str, problem: BaseException, known: set[str]) -> str:
     module, _, name = env_id.rpartition(":")
     if name in gym.registry:
         return "its arguments are --env-kwargs"
-    if not isinstance(problem, (gym.error.NameNotFound, gym.error.NamespaceNotFound)):
-        return "or module:Name-v0"
-    if not module:
-        found = [f"{top}:{name}" for top in modules_like(name) or modules_with(name)]
-        return f"not imported? --env-id {' or '.join(found)}" if found else "or module:Name-v0"
-    of = [
-        getattr(spec.entry_point, "__module__", spec.entry_point) for spec in gym.registry.values()
-    ]
-    is_there = any(f"{path}:".startswith((f"{module}.", f"{module}:")) for path in of)
-    if is_there or set(gym.registry) != known:
-        return "or module:Name-v0"
-    return (
-        f"{module} was imported and registered nothing: call its register function in a module of "
-        "yours"
-    )
-
-
-def modules_like(name: str) -> list[str]:
-    """The installed modules whose name, or that of their package, resembles how an id begins."""
-    first = re.split(r"[-/]", name)[0].lower()
-    found = []
-    for module, packages in importlib.metadata.packages_distributions().items():
-        words = set(re.split(r"[-_.]", " ".join([module, *packages]).lower().replace(" ", "-")))
-        for word in words - {"gym", "gymnasium", "env", "envs"}:
-            if len(word) > 2 and (
-                first.startswith(word) or len(first) > 2 and word.startswith(first)
-            ):
-                found.append(module)
-                break
-    return sorted(set(found) - {"gymnasium", "cleanrl_graph"})
-
-
-def modules_with(env_id: str) -> list[str]:
-    """The modules of the installed packages that need gymnasium and register this id in a file."""
-    found = set()
-    for package in importlib.metadata.distributions():
-        if "gymnasium" not in " ".join(package.requires or []):
-            continue
-        for file in package.files or []:
-            if file.suffix == ".py" and len(file.parts) > 1:
-                with contextlib.suppress(OSError):  # it was deleted, or moved
-                    text = file.locate().read_text(errors="ignore")
-                    if env_id in text and "register(" in text:
-                        found.add(file.parts[0])
-                        break
-    return sorted(found - {"gymnasium", "cleanrl_graph"})
+    is_unknown = isinstance(problem, (gym.error.NameNotFound, gym.error.NamespaceNotFound))
+    if is_unknown and module:
+        return f"{module} was imported: does it register this id?"
+    return "or module:Name-v0"
 
 
 def wrap(env: gym.Env, spec: str) -> gym.Env:

@@ -9,8 +9,8 @@ MODULES = {"main": "command", "run": "command", "load_policy": "policy"}
 
 
 def __getattr__(name: str) -> Any:
-    """What this package exports is imported when it is asked for: copies of environments are tried
-    in a process that does without torch."""
+    """What this package exports is imported when it is asked for: its modules import each other,
+    and `python -m cleanrl_graph.services.sweep` needs few of them."""
     if name not in MODULES:
         raise AttributeError(f"module {__name__} has no attribute {name}")
     return getattr(importlib.import_module(f"{__name__}.{MODULES[name]}"), name)

@@ -23,8 +23,14 @@ class Flags:
     capture_video: bool = False
     """saves three greedy episodes to {run_dir}/{run_name}/episode.gif when training ends"""
     load_model: str | None = None
-    """model.pt to start from, or a folder of runs, whose newest one is meant; the flags of network
-    and environment that are not given are taken from it"""
+    """model.pt, or best.pt, to start from, or a folder of runs, whose newest one is meant; the
+    flags of network and environment that are not given are taken from it"""
+    load_matching: bool = False
+    """takes from load_model the weights that have a place of the same name and shape; the others
+    start fresh"""
+    freeze: tuple[str, ...] = ()
+    """parts of the agent that are not trained, as print(agent) names them: `encoder`,
+    `encoder,head`, `encoder.nets`"""
     checkpoint_every: int = 100
     """updates between checkpoints in {run_dir}/{run_name}, which keeps the last two; 0: none"""
     checkpoint_minutes: float = 5.0
@@ -35,6 +41,12 @@ class Flags:
     eval_suite: str | None = None
     """name of a list of env kwargs in the env's `eval_suites`, each played at the end instead of
     eval_episodes"""
+    eval_every: int = 0
+    """updates between evaluations while it trains, by eval_episodes or eval_suite, greedily, with
+    seeds of their own: eval/return and others in the log and in evaluations.csv; the best model is
+    kept as best.pt; 0: none"""
+    stop_at: float | None = None
+    """ends the training after an evaluation of eval_every whose mean return is as large"""
     eval_samples: int = 16
     """sampled episodes per entry of the eval_suite, beside the greedy one; the best is reported"""
     wrap: tuple[str, ...] = ()

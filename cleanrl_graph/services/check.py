@@ -1,30 +1,32 @@
-"""cleanrl_graph, checks of flags, spaces and what environments return: each is a sentence.
+"""cleanrl_graph, checks: what is wrong with a flag, a space, or what an environment returns is said
+in one sentence, "env 1, leaf 'graph.nodes', step 21: value nan in row 3".
 
-A script knows nothing of them. `make_env` puts wrappers around its environments, and `checked`
-makes a class of its `Envs` that looks at the arrays of all environments at once. Only where
-something is wrong does it look for the culprit.
+`make_env` puts wrappers around a script's environments, and `checked` makes a class of its `Envs`
+that looks at the arrays of all environments at once. Only where something is wrong does it look for
+the culprit.
 """
 
 import contextlib
 import hashlib
 import math
 import os
-import pickle
 import re
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import partial
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
+import torch
 from gymnasium import spaces
 
 from cleanrl_graph.envs import fitting, wrappers
 from cleanrl_graph.envs.fitting import SAID, say
 from cleanrl_graph.envs.masks import CanonicalMasks
+from cleanrl_graph.services.metrics import metrics_of, own_metrics, wrong_metrics
 
 POSITIVE = (
     "num_envs num_steps num_minibatches update_epochs gnn_layers gnn_dim eval_max_steps "
@@ -33,25 +35,23 @@ POSITIVE = (
 NOT_NEGATIVE = (
     "num_workers env_timeout checkpoint_every checkpoint_minutes total_timesteps eval_episodes "
     "eval_samples set_layers memory_length learning_rate target_kl max_grad_norm pg_coef "
-    "aux_coef bc_coef bc_anneal bc_updates norm_vloss adv_floor"
+    "aux_coef bc_coef bc_anneal bc_updates norm_vloss adv_floor eval_every"
 )
 RANGES = [
     (POSITIVE, 1, math.inf),
     (NOT_NEGATIVE, 0, math.inf),
     ("gamma gae_lambda clip_coef adv_floor_decay", 0, 1),
-    ("ent_coef vf_coef", -math.inf, math.inf),
+    ("ent_coef vf_coef stop_at", -math.inf, math.inf),
     ("seed", 0, 2**32 - 1),
 ]
 LARGEST = 3e38  # a bit less than the largest float32, 3.4e38
 FLOAT32 = float(np.finfo(np.float32).max)
-RETURNED = {"reset": "obs, {}", "step": "obs, reward, terminated, truncated, {}"}
+RETURNED = {"reset": ("obs, {}", 2), "step": ("obs, reward, terminated, truncated, {}", 5)}
 OLD = (
     "an environment of gym's old interface needs shimmy, or the wrapper in cleanrl_graph/README.md"
 )
 MOST = 10_000_000  # categories: a network has a row of weights for each
 DISCRETE = (spaces.Discrete, spaces.MultiDiscrete)
-# Files whose frames of a traceback are left out
-OURS = (__file__, wrappers.__file__, fitting.__file__, gym.envs.registration.__file__)
 OBJECT = "object of a program: "  # begins the text of what a command line cannot give
 MASKED = "no action is allowed, which counts as if all were"
 
@@ -138,20 +138,16 @@ def text_of(problem: BaseException) -> str:
         return kind
 
 
-def frames(problem: BaseException | None) -> str:
-    """The traceback below the frames of OURS and of a script's make_env; none of errors that say
-    enough, or where there is no other frame. What gymnasium says again has that of its cause."""
-    if problem is None or isinstance(problem, (gym.error.Error, OSError, ModuleNotFoundError)):
+def frames(problem: BaseException) -> str:
+    """The last frames of a traceback, those of the environment. None of errors that say enough, and
+    where it was not even called."""
+    if isinstance(problem, (gym.error.Error, OSError, ModuleNotFoundError)):
         return ""
-    trace = problem.__traceback__
-    while trace:
-        code = trace.tb_frame.f_code
-        if code.co_filename not in OURS and code.co_name != "make_env":
-            break
-        trace = trace.tb_next
-    if not trace:
-        return frames(problem.__cause__)
-    return "".join(traceback.format_exception(type(problem), problem, trace))
+    problem = problem.__cause__ or problem  # gymnasium says some errors again
+    *_, (last, _) = traceback.walk_tb(problem.__traceback__)
+    if last.f_code.co_filename == gym.envs.registration.__file__:
+        return ""
+    return "".join(traceback.format_exception(problem, limit=-4, chain=False))
 
 
 # ---- Environments: what they return ----
@@ -178,6 +174,7 @@ class Checked(gym.wrappers.RecordEpisodeStatistics):
     num_acted = None  # rows that acted before the present observation, if its episode goes on
     has_agents = False  # which need info["rewards"]
     has_mask = True
+    metric_names = None  # those of an episode before
     may_mask = False  # there are options and neither a mask nor a word about one
 
     def __init__(self, env: gym.Env):
@@ -205,19 +202,20 @@ class Checked(gym.wrappers.RecordEpisodeStatistics):
         obs, reward, terminated, truncated, info = self.call("step", action)
         info = info or {}
         is_usual = isinstance(reward, float) and -LARGEST < reward < LARGEST
-        is_usual = is_usual and terminated is truncated is False
-        if not is_usual or info:
+        if not (is_usual and terminated is truncated is False and type(info) is dict):
             numbers = {"reward": reward, "terminated": terminated, "truncated": truncated}
             if self.number is None and None in map(number_of, numbers.values()):
                 self.has_sum = False  # of several agents, or objectives: a wrapper makes them one
                 return obs, reward, terminated, truncated, info
             refuse(f"{place()}: {problem}" for problem in self.wrong_outcome(numbers, info))
             reward, terminated, truncated = map(number_of, numbers.values())
+        if info:
+            self.look_for_masks(info)
         if self.has_agents:
             num = num_acting(self.action_space, action)
             refuse(f"{place()}: {problem}" for problem in wrong_rewards(info, num))
             self.num_acted = None if terminated else num
-        if self.record is self:
+        if self.inside is None or self.record is self:
             self.episode_returns += reward
             self.episode_lengths += 1
         else:
@@ -229,21 +227,22 @@ class Checked(gym.wrappers.RecordEpisodeStatistics):
         return obs, reward, terminated, truncated, info
 
     def call(self, method: str, *args, **kwargs) -> tuple:
-        """What `reset` or `step` returns."""
-        if self.number is not None:
-            LATEST.env = self
+        """What `reset` or `step` returns. An environment may have others inside, or the policy of
+        an opponent, which has its own: afterwards LATEST is this one again."""
+        latest = LATEST.env if self.number is None else self
+        LATEST.env = latest
         try:
-            with kept_latest():
-                result = getattr(self.env, method)(*args, **kwargs)
+            result = getattr(self.env, method)(*args, **kwargs)
         except (Exception, SystemExit) as problem:
+            LATEST.env = latest
             with np.printoptions(legacy="1.25"):  # 1, not np.int64(1)
                 doing = f"{place()}, {method}{args or ''}"
             if "keyword argument 'seed'" in text_of(problem):
                 doing += f" ({OLD})"
             doing += wrappers.wants_int(args, text_of(problem))
             raise explained(doing, problem) from None
-        needed = RETURNED[method]
-        length = len(needed.split())
+        LATEST.env = latest
+        needed, length = RETURNED[method]
         if not isinstance(result, tuple) or len(result) != length:
             raise UsageError(
                 f"{place()}, {method}: return {needed}: {length} values, not "
@@ -262,8 +261,11 @@ class Checked(gym.wrappers.RecordEpisodeStatistics):
                 yield f"{name} is {value!r}, not True or False"
         if not isinstance(info, dict):
             yield f"info is {info!r}, not a dict"
+
+    def look_for_masks(self, info: dict) -> None:
+        """UsageError, or a line, for one that the first reset had not."""
         if "action_mask" in info and not self.has_mask:
-            yield "info has an action_mask, the first reset had none"
+            raise UsageError(f"{place()}: info has an action_mask, the first reset had none")
         for name in set(wrappers.MASKS) & set(info) if self.may_mask else ():
             say(f"not used as a mask of actions: info['{name}'], which the first reset had not")
 
@@ -291,50 +293,60 @@ class Checked(gym.wrappers.RecordEpisodeStatistics):
         if isinstance(recorded, dict):
             episode |= recorded
         if self.number is not None:
+            metrics = self.metrics(info) if "r" in episode else {}
             info = {key: info[key] for key in ("group", "eval", "rewards") if key in info}
+            if metrics:
+                info["metrics"] = metrics
         if "r" in episode:
             info = info | {"episode": {name: number_of(episode[name]) for name in ("r", "l")}}
         return info
 
+    def metrics(self, info: dict) -> dict[str, float]:
+        """The environment's own numbers of an episode that ends, the same ones each time."""
+        info = own_metrics(info)
+        refuse(f"{place()}: {problem}" for problem in wrong_metrics(info, self.metric_names))
+        self.metric_names = set(info.get("metrics", {}))
+        metrics = metrics_of(info)
+        for name, value in metrics.items():
+            if math.isnan(value):
+                say(f"{place()}: {name} is nan, and is left out of the means", f"{name} is nan")
+        return metrics
+
+
+def settings() -> tuple:
+    """What an environment may set for itself in torch, and what others must not find changed."""
+    device = torch.empty(0).device  # torch.get_default_device() takes longer than all of this
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    return torch.get_default_dtype(), device, is_deterministic, torch.is_inference_mode_enabled()
+
+
+def put_back(before: tuple) -> None:
+    """Puts back those `settings`, and makes gradients. UsageError for torch's inference mode that
+    was left open, which nobody else can end."""
+    if not torch.is_grad_enabled():
+        torch.set_grad_enabled(True)
+    now = settings()
+    if now == before:
+        return
+    dtype, device, is_deterministic, is_inference = before
+    torch.set_default_dtype(dtype)
+    torch.set_default_device(None if device.type == "cpu" else device)
+    torch.use_deterministic_algorithms(is_deterministic)
+    if now[-1] and not is_inference:
+        raise UsageError(
+            "an environment leaves torch.inference_mode() open: `with torch.inference_mode():` "
+            "around what needs it ends it"
+        )
+
 
 @contextlib.contextmanager
 def kept_latest() -> Iterator[None]:
-    """An environment may have others inside, or the policy of an opponent, which has its own."""
+    """A copy of an environment, which makes the same calls, is not the one that was called."""
     latest = LATEST.env
     try:
         yield
     finally:
         LATEST.env = latest
-
-
-@contextlib.contextmanager
-def kept_settings() -> Iterator[None]:
-    """Puts back what an environment sets for itself in torch and NumPy, and makes gradients.
-    UsageError for torch's inference mode that was left open, which nobody else can end."""
-    import torch  # not above: copies of environments import this file, and do without
-
-    def settings() -> tuple:  # torch.get_default_device() takes longer than all of this
-        is_deterministic = torch.are_deterministic_algorithms_enabled()
-        return torch.get_default_dtype(), torch.empty(0).device, is_deterministic
-
-    before = settings()
-    was_inference = torch.is_inference_mode_enabled()
-    try:
-        with np.errstate():
-            yield
-    finally:
-        if not torch.is_grad_enabled():
-            torch.set_grad_enabled(True)
-        if settings() != before:
-            dtype, device, is_deterministic = before
-            torch.set_default_dtype(dtype)
-            torch.set_default_device(None if device.type == "cpu" else device)
-            torch.use_deterministic_algorithms(is_deterministic)
-    if torch.is_inference_mode_enabled() and not was_inference:
-        raise UsageError(
-            "an environment leaves torch.inference_mode() open: `with torch.inference_mode():` "
-            "around what needs it ends it"
-        )
 
 
 def place() -> str:
@@ -351,16 +363,25 @@ def make_env(script: ModuleType, args: Any, i: int = 0, /, **more) -> gym.Env:
             "gave; give env_kwargs again"
         )
     full = SimpleNamespace(**{**vars(args), "env_id": env_id})
-    known = set(gym.registry)
-    with kept_settings():
-        try:
-            env = wrappers.registered(env_id, partial(script.make_env, full, i, **more))
-        except (Exception, SystemExit) as problem:
-            hint = hint or wrappers.advice(env_id, problem, known)
-            raise explained(f"--env-id {args.env_id} ({hint})", problem) from None
-        if type(env) is gym.wrappers.RecordEpisodeStatistics:  # it fails where info is None
-            env = Checked(env.env)
-        return wrappers.wrap_all(env, args.wrap, "rewards" in script.Step._fields)
+    before = settings()
+    try:
+        with np.errstate():
+            env = own_env(script, full, i, f"--env-id {args.env_id}", hint, **more)
+            return wrappers.wrap_all(env, args.wrap, "rewards" in script.Step._fields)
+    finally:
+        put_back(before)
+
+
+def own_env(script: ModuleType, args: Any, i: int, about: str, hint: str, **more) -> gym.Env:
+    """What the script's make_env returns, without wrappers."""
+    try:
+        env = wrappers.registered(args.env_id, partial(script.make_env, args, i, **more))
+    except (Exception, SystemExit) as problem:
+        hint = hint or wrappers.advice(args.env_id, problem)
+        raise explained(f"{about} ({hint})", problem) from None
+    if type(env) is gym.wrappers.RecordEpisodeStatistics:  # it fails where info is None
+        env = Checked(env.env)
+    return env
 
 
 def made(make: Callable, number: int, script: ModuleType, args: Any) -> Checked:
@@ -399,20 +420,16 @@ def close(env: gym.Env) -> None:
 def own_report(info: dict) -> dict:
     """An info whose "group" can be a name and whose "eval" has columns. What an environment means
     otherwise by these words is left out, which is said."""
-    for name in {"group", "eval"} & set(info):
-        value = info[name]
-        try:
-            pickle.dumps(value)
-            if name == "group":
-                is_ours = hash(value) is not None
-            else:
-                is_ours = isinstance(value, dict) and set(map(type, value)) <= {str}
-        except Exception:  # of many kinds
-            is_ours = False
+    group = info.get("group")
+    is_name = isinstance(group, Hashable) and not callable(group)
+    report = info.get("eval", {})
+    has_columns = isinstance(report, dict)
+    has_columns = has_columns and not any(map(callable, report.values()))
+    has_columns = has_columns and set(map(type, report)) <= {str}
+    for name, is_ours in (("group", is_name), ("eval", has_columns)):
         if not is_ours:
-            say(f"info['{name}'] is left out: it is no {name} but {type(value).__name__}")
-            info = dict(info)
-            del info[name]
+            say(f"info['{name}'] is left out: it is no {name} but {type(info[name]).__name__}")
+            info = {key: value for key, value in info.items() if key != name}
     return info
 
 
@@ -556,9 +573,38 @@ def make_envs(script: ModuleType, args: Any, makers: list[Callable], first: int 
 
 
 OWN = set(  # names of Checks, which a script's Envs may not use
-    "acting ask cut_mask first flat is_padded meaning named pairs parts place problems script "
-    "tell_masked".split()
+    "acting ask cut_mask first flat is_padded looks masks meaning named pairs parts place problems "
+    "script settings tell_masked".split()
 )
+
+
+class Look(NamedTuple):
+    """What is looked at in the rows of a leaf, and what is not, since it cannot be wrong."""
+
+    leaf: Any
+    dtype: np.dtype
+    shape: tuple[int, ...]  # of a row
+    is_counted: bool  # another leaf of its group comes first
+    is_choice: bool  # an action chooses from its group
+    is_float32: bool  # may be infinite or NaN
+    is_number: bool  # has no wrong values where the dtypes are the same
+
+
+def looks_at(leaves: list, parts: list) -> Iterator[Look]:
+    groups = set()
+    for leaf in leaves:
+        dtype = leaf.dtype
+        is_number = dtype == leaf.space.dtype and dtype.kind != "f" and leaf.path != "node_ids"
+        yield Look(
+            leaf,
+            dtype,
+            leaf.space.shape,
+            is_counted=leaf.is_ragged and leaf.group in groups,
+            is_choice=any(part.group == leaf.group for part in parts),
+            is_float32=dtype == np.float32,
+            is_number=is_number and not leaf.is_links and not isinstance(leaf.space, DISCRETE),
+        )
+        groups.add(leaf.group)
 
 
 class Checks:
@@ -568,6 +614,7 @@ class Checks:
 
     def __init__(self, makers: list[Callable], args: Any, first: int = 0):
         """`first` is the number of the first environment over all ranks."""
+        before = settings()
         super().__init__(
             [partial(made, make, first + i, self.script, args) for i, make in enumerate(makers)]
         )
@@ -579,6 +626,7 @@ class Checks:
         leaves = for_policy(self.leaves, args)
         for own in (self.leaves, leaves):
             refuse(wrong_leaves(own))
+        self.settings = before
         self.first = first
         self.parts = []
         meanings = []
@@ -605,14 +653,22 @@ class Checks:
         # Path of a ragged mask, or node_ids -> the group that it has as many rows as
         self.named = {path: named[path] for path in ragged if named.get(path)}
         self.is_padded = self.space is not self.envs[0].env.observation_space  # the mask
+        self.looks = list(looks_at(self.leaves, self.parts[0]))
+        self.masks = [part for part in self.parts[0] if part.mask is not None]
 
     def step(self, actions: list) -> tuple:
-        with kept_settings():
-            return super().step(actions)
+        try:
+            with np.errstate():
+                return super().step(actions)
+        finally:
+            put_back(self.settings)
 
     def reset(self, seed: int) -> tuple:
-        with kept_settings():
-            return super().reset(seed)
+        try:
+            with np.errstate():
+                return super().reset(seed)
+        finally:
+            put_back(self.settings)
 
     def read(self, obs: Any) -> list[np.ndarray]:
         try:
@@ -622,7 +678,6 @@ class Checks:
             text = f"{type(problem).__name__} {problem}: {fitting.unlike(obs, self.space)}"
             at = self.place(LATEST.env.number, path)
             raise UsageError(f"{at}: cannot be read: {text}") from None
-        rows = list(map(shaped, self.leaves, rows))
         if self.is_padded:
             self.cut_mask(rows)
         acted = LATEST.env.num_acted
@@ -659,9 +714,9 @@ class Checks:
 
     def tell_masked(self) -> None:
         """Says once that an observation allows nothing, which is no end of a training."""
-        for part in self.parts[0]:
-            if part.mask is None or MASKED in SAID.lines:
-                continue
+        for part in self.masks:
+            if MASKED in SAID.lines:
+                return
             first = self.first if self.flat.size > 1 else LATEST.env.number
             leaves = zip(self.leaves, self.flat.values)
             leaf, values = next(each for each in leaves if each[0].path == part.mask)
@@ -671,18 +726,37 @@ class Checks:
 
     def problems(self, observations: list, parts: list[list]) -> Iterator[tuple[str, str]]:
         """(path of a leaf, what is wrong with it). Its numbers are right for one observation; where
-        there are several they may be another's. Sets `flat` before it looks at values."""
-        yield from wrong_form(self.leaves, observations, self.named, self.pairs)
+        there are several they may be another's. Sets `flat` when dtypes and shapes are right."""
+        others = set()  # leaves with rows of other dtypes than theirs
+        for look, rows in zip(self.looks, zip(*observations)):
+            for array in rows:
+                if array.dtype != look.dtype or array.shape[1:] != look.shape or not array.ndim:
+                    yield from wrong_form(look.leaf, array)
+                    others.add(look.leaf.path)
         self.flat = super().collate(observations)
-        for leaf, values, rows in zip(self.leaves, self.flat.values, zip(*observations)):
-            is_fine = values.dtype.kind == "f" and np.abs(values).max(initial=0) <= FLOAT32
-            if not is_fine or leaf.path == "node_ids":
-                if any(array.dtype != leaf.dtype for array in rows):
+        counts = self.flat.counts  # of each group, by its first leaf
+        for look, rows in zip(self.looks, zip(*observations)):
+            if look.is_counted:
+                group = look.leaf.group
+                num = np.fromiter(map(len, rows), np.int64, len(rows))
+                if (num != counts[group]).any():
+                    yield look.leaf.path, f"{num[0]} rows where '{group}' has {counts[group][0]}"
+        yield from wrong_counts(self.leaves, counts, self.named, self.pairs)
+        for look, values, rows in zip(self.looks, self.flat.values, zip(*observations)):
+            leaf = look.leaf
+            if look.is_float32 and leaf.path not in others:
+                is_fine = np.isfinite(values).all()
+            else:
+                is_fine = look.is_number and leaf.path not in others
+            if not is_fine:
+                if leaf.path in others:
                     values = np.concatenate(rows)  # as they were before they got the leaf's dtype
                 for problem in wrong_values(leaf, values, self.flat.counts):
                     yield leaf.path, problem
-            for problem in wrong_numbers(leaf, self.flat.counts, parts, LATEST.env.has_ended):
-                yield leaf.path, problem
+            if look.is_choice:
+                is_last = LATEST.env.has_ended
+                for problem in wrong_numbers(leaf, self.flat.counts, parts, is_last):
+                    yield leaf.path, problem
 
     def place(self, number: int, path: str) -> str:
         """What begins an error."""
@@ -733,22 +807,6 @@ def rows_of_masks(parts: list) -> tuple[dict, dict]:
     return named, pairs
 
 
-def shaped(leaf: Any, rows: np.ndarray) -> np.ndarray:
-    """The rows in the leaf's shape, if theirs is another only by axes of length 1."""
-    shape = leaf.space.shape
-    own = rows.shape[1:]
-    if own == shape or rows.ndim == 0 or long_axes(own) != long_axes(shape):
-        return rows
-    if LATEST.env.number == 0:
-        say(f"leaf '{leaf.path}': shape {own} is read as {shape}, which is declared")
-    return rows.reshape(len(rows), *shape)
-
-
-def long_axes(shape: tuple[int, ...]) -> list[int]:
-    """The lengths that are not 1."""
-    return [length for length in shape if length != 1]
-
-
 def unreadable(script: ModuleType, space: gym.Space, get: Callable, path: str = "") -> str | None:
     """The first leaf of what `get` returns that cannot be read."""
     try:
@@ -764,31 +822,23 @@ def unreadable(script: ModuleType, space: gym.Space, get: Callable, path: str = 
         return script.leaves_of(space, path)[0].path
 
 
-def wrong_form(
-    leaves: list, observations: list, named: dict, pairs: dict
-) -> Iterator[tuple[str, str]]:
-    """(path, what is wrong) with dtypes, shapes and the numbers of rows, which all leaves of a
-    group share."""
-    counts = {}  # group -> rows of each observation
-    for leaf, rows in zip(leaves, zip(*observations)):
-        allowed = "biu" if leaf.dtype.kind in "biu" else "biuf"
-        shape = leaf.space.shape
-        for array in rows:
-            own = array.shape
-            if not own or own[1:] != shape or array.dtype.kind not in allowed:
-                found = form(array.dtype, array.shape, leaf)
-                needed = form(leaf.space.dtype, ("rows", *shape), leaf)
-                is_turned = leaf.is_links and array.ndim == 2 and len(array) == 2
-                advice = is_turned * "; transpose: rows are edges"
-                if own == (0,):
-                    advice = f"; no rows are np.zeros({(0, *shape)}, np.{leaf.space.dtype})"
-                yield leaf.path, f"{found} where {needed} is declared{advice}"
-        if not leaf.is_ragged:  # `read` made one row of each
-            continue
-        num = np.fromiter(map(len, rows), np.int64, len(rows))
-        expected = counts.setdefault(leaf.group, num)
-        if (num != expected).any():
-            yield leaf.path, f"{num[0]} rows where '{leaf.group}' has {expected[0]}"
+def wrong_form(leaf: Any, rows: np.ndarray) -> Iterator[tuple[str, str]]:
+    """(path, what is wrong) with dtype and shape of an array, which are not those of the leaf."""
+    allowed = "biu" if leaf.dtype.kind in "biu" else "biuf"
+    own = rows.shape
+    if own and own[1:] == leaf.space.shape and rows.dtype.kind in allowed:
+        return
+    found = form(rows.dtype, own, leaf)
+    needed = form(leaf.space.dtype, ("rows", *leaf.space.shape), leaf)
+    is_turned = leaf.is_links and rows.ndim == 2 and len(rows) == 2
+    advice = is_turned * "; transpose: rows are edges"
+    if own == (0,):
+        advice = f"; no rows are np.zeros({(0, *leaf.space.shape)}, np.{leaf.space.dtype})"
+    yield leaf.path, f"{found} where {needed} is declared{advice}"
+
+
+def wrong_counts(leaves: list, counts: dict, named: dict, pairs: dict) -> Iterator[tuple[str, str]]:
+    """(path, what is wrong) with the numbers of rows of masks and node_ids."""
     for path, group in named.items():
         num = counts[path]
         if (num != counts[group]).any():
@@ -882,17 +932,18 @@ def allowed(leaf: Any, values: np.ndarray, bad: np.ndarray) -> str:
 def all_masked(mask: np.ndarray, counts: dict, group: str, part: Any) -> np.ndarray:
     """The numbers of the observations that allow no option of an entry, or of a row that acts, as
     far as no other part decides; `group` is that of the mask."""
-    allowed = mask.reshape(len(mask), math.prod(mask.shape[1:])) != 0
-    num = counts[group]
-    env = np.arange(len(num)).repeat(num)  # of each row
-    allowed = allowed[:, part.entries]
+    nothing = np.array([], np.int64)
     if part.given:
-        return np.array([], np.int64)
+        return nothing
+    allowed = mask.reshape(len(mask), math.prod(mask.shape[1:]))[:, part.entries] != 0
     if part.group is None:
+        num = counts[group]
+        env = np.arange(len(num)).repeat(num)  # of each row
         return env[~allowed.reshape(len(mask), part.k, part.n).any(2).all(1)]
-    env_of_draw = np.arange(len(num)).repeat(counts[part.rows])
+    acting = counts[part.rows]
+    env_of_draw = np.arange(len(acting)).repeat(acting)
     options = counts[part.group][env_of_draw]
     draw = np.arange(len(options)).repeat(options)  # of each row of the mask
     if len(draw) != len(allowed):  # pairs
-        return np.array([], np.int64)
+        return nothing
     return env_of_draw[np.bincount(draw, allowed.any(1), len(options)) == 0]

@@ -1,21 +1,24 @@
-"""cleanrl_graph, exact resume: checkpoints of a run, the lock of its folder, its environments as
-pickles, which trial.py tries once each has made 16 steps. A checkpoint is a line with format and
-sha256, then a pickle: it is for the user who wrote it alone."""
+"""cleanrl_graph, exact resume: `--resume auto` goes on from a run's newest checkpoint, bit by bit.
+
+The folder of a run has its newest two, checkpoint_STEP.ckpt, and a lock: no other process may write
+there. A checkpoint is what torch.save writes, with pickles of the environments: it is for the user
+who wrote it alone. An environment whose copy does not do what it does itself is named on stderr,
+and begins a new episode when the run is resumed.
+"""
 
 import contextlib
 import copy
 import glob
-import hashlib
 import io
-import json
 import os
-import pickle
-import subprocess
+import random
 import sys
+import zipfile
+from collections.abc import Iterator
 from functools import partial
 from itertools import repeat
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import cloudpickle
 import gymnasium as gym
@@ -25,20 +28,20 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_map_only
 
 from cleanrl_graph.envs.fitting import say
-from cleanrl_graph.services import trial
-from cleanrl_graph.services.check import close, plain
-from cleanrl_graph.services.trial import noted, random_state, set_random_state
+from cleanrl_graph.services.check import close, kept_latest, plain, put_back, settings
+from cleanrl_graph.services.process import default_generator
 from cleanrl_graph.services.workers import joined
 
-FORMAT = "cleanrl_graph-checkpoint-4"
+FORMAT = "cleanrl_graph-checkpoint-5"
 SAME = set(
     "script env_id env_kwargs wrap num_envs num_workers world_size obs_shifts action_shifts "
     "reward_shifts memory_length amsgrad".split()
 )  # the saved environments, memory or optimizer fit no other values
 FREE = set(
     "run_dir track wandb_project_name wandb_entity capture_video save_model load_model "
-    "checkpoint_every checkpoint_minutes resume eval_suite eval_episodes eval_samples "
-    "eval_max_steps env_timeout cuda exp_name num_iterations".split()
+    "load_matching checkpoint_every checkpoint_minutes resume eval_suite eval_episodes "
+    "eval_samples eval_max_steps eval_every stop_at env_timeout cuda exp_name "
+    "num_iterations".split()
 )  # all others shape the training
 GONE = {
     "readout": "meanmax",
@@ -49,9 +52,10 @@ GONE = {
     "max_rho": 1.0,
 }  # flags of before -> the value that the scripts mean today
 FIXED = set(
-    "envs space action_space leaves first parts acting named meaning flat place num_steps".split()
+    "envs space action_space leaves first parts acting named meaning flat place num_steps "
+    "looks masks settings".split()
 )  # of Envs
-load_env = cloudpickle.loads  # of what dump_envs returned
+COMPARED = ("observation", "info['rewards']", "reward", "terminated", "truncated")
 inexact = set()  # kinds of environments whose copies do not go on as they do
 
 
@@ -103,17 +107,14 @@ def candidates(args: Any, prefix: str) -> list[Path] | None:
 
 
 def read(path: str | Path) -> dict:
-    """The state that `Folder.save` wrote. ValueError, or what unpickling raises, for a file that is
-    something else."""
-    with open(path, "rb") as file:
-        header = file.readline(200).decode(errors="replace").split()
-        data = file.read()
-    if header != [FORMAT, hashlib.sha256(data).hexdigest()]:
-        raise ValueError(
-            f"it does not begin with {FORMAT} and its checksum: it is of another version, damaged "
-            "or something else"
-        )
-    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+    """The state that `Folder.save` wrote. ValueError, or what zipfile and unpickling raise, for a
+    file that is something else."""
+    with zipfile.ZipFile(path) as file:
+        damaged = file.testzip()  # torch.load does not look at the checksums
+    state = {} if damaged else torch.load(path, map_location="cpu", weights_only=False)
+    if state.get("format") != FORMAT:
+        raise ValueError("it is of another version, damaged or something else")
+    return state
 
 
 def compare(args: Any, script: str, path: Path, state: dict) -> None:
@@ -204,9 +205,9 @@ class Folder(contextlib.AbstractContextManager):
             # workers must not hold it when this process dies
             os.register_at_fork(after_in_child=self.file.close)
 
-    def _write(self, *chunks: bytes | memoryview) -> None:
+    def _write(self, data: bytes | memoryview) -> None:
         with open(self.unfinished, "wb") as file:
-            file.writelines(chunks)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
 
@@ -216,11 +217,9 @@ class Folder(contextlib.AbstractContextManager):
         be written."""
         path = self.folder / f"checkpoint_{step:012d}.ckpt"
         file = io.BytesIO()
-        torch.save(state, file)
-        data = file.getbuffer()
-        header = f"{FORMAT} {hashlib.sha256(data).hexdigest()}\n"
+        torch.save(state | {"format": FORMAT}, file)
         try:
-            self._write(header.encode(), data)
+            self._write(file.getbuffer())
             for other in checkpoints_in(self.folder):
                 if other > path:
                     other.rename(f"{other}.unused")
@@ -242,103 +241,147 @@ class Folder(contextlib.AbstractContextManager):
 
 
 # ---- Environments ----
-class Dump(NamedTuple):
-    """What is kept of an environment."""
+def random_state() -> dict:
+    """The state of the global random generators, CUDA's only where this process uses CUDA."""
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state().numpy(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+    }
 
-    kind: str
-    data: bytes | None  # for `load_env`
-    problem: str | None  # why it begins a new episode when the run is resumed
-    trial: tuple | None  # for trial.py, when it can be made
+
+def set_random_state(state: dict) -> None:
+    """Puts back what `random_state` returned, CUDA's only if the number of devices is the same."""
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(torch.as_tensor(state["torch"]))
+    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
 
 
-def dump_envs(envs: list[gym.Env]) -> list[Dump]:
-    """A Dump of each environment. The first call puts a Twin in its place. One that shares
-    something with its copies (the handle of a simulator) should refuse pickling."""
+class Twin(gym.Wrapper):
+    """An environment with a copy that makes the same calls, to see whether it does the same: the
+    next 16, or fewer if an episode ends, with the reset after it. Then `step` and `reset` are those
+    of the environment itself.
+
+    The copy lives in the same process: what an environment shares with its copies, a class's or a
+    module's numbers or the handle of a simulator, is theirs, too. Its class says so by
+    `exact_resume = False`: then it begins new episodes, and no copy is made. With True copies are
+    trusted. Neither the copy nor its steps change the global random generators."""
+
+    def __init__(self, env: gym.Env):
+        super().__init__(env)
+        exact = getattr(env.unwrapped, "exact_resume", None)
+        self._problem = "its exact_resume is False" if exact is False else None
+        self._num_left = 16  # calls that are still compared
+        if exact is not None:
+            return
+        data = self._pickled()
+        with kept_random_state():
+            self._copy = self._tried("load", lambda: cloudpickle.loads(data))
+        if not self._problem:
+            self.step = partial(self._both, "step")
+            self.reset = partial(self._both, "reset")
+
+    def _pickled(self) -> bytes | None:
+        """None where it begins a new episode."""
+        if self._problem:
+            return None
+        with kept_random_state():
+            try:
+                return cloudpickle.dumps(self.env)
+            except Exception as error:  # of many kinds
+                self._problem = f"no copy can be made of it: {type(error).__name__}: {error}"
+
+    def _tried(self, doing: str, call: Any) -> Any:
+        """What the call of a copy returns, None if it fails."""
+        if self._problem:
+            return None
+        try:
+            with kept_latest():
+                return call()
+        except (Exception, SystemExit) as error:
+            text = f"{type(error).__name__}: {error}"
+            self._problem = f"a copy fails in the next {doing}: {text}"
+
+    def _both(self, method: str, *args, **kwargs) -> tuple:
+        """What the environment returns, after its copy has made the same call."""
+        its_args, its_kwargs = copy.deepcopy((args, kwargs))  # an environment may write to them
+        before = random_state()
+        mode = settings()  # an environment may set a device, on which no random state is read
+        results = getattr(self.env, method)(*args, **kwargs)
+        put_back(mode)
+        expected = compared(results)
+        with kept_random_state():
+            set_random_state(before)
+            call = lambda: compared(getattr(self._copy, method)(*its_args, **its_kwargs))
+            found = self._tried(method, call)
+            put_back(mode)
+        if not self._problem:
+            differ = [name for name, a, b in zip(COMPARED, found, expected) if a != b]
+            if differ:
+                names = " and ".join(differ)
+                self._problem = f"a copy returns another {names} in the next {method}"
+        self._num_left -= 1
+        if method == "reset" or self._num_left == 0 or self._problem:
+            self._copy = None
+            self.step = self.env.step
+            self.reset = self.env.reset
+        return results
+
+    def _dump(self) -> tuple[str, bytes | None, str | None]:
+        """(kind of environment, its pickle, why it begins a new episode in a run that resumes)"""
+        kind = self.env.spec.id if self.env.spec else type(self.unwrapped).__name__
+        data = self._pickled()
+        return kind, data, self._problem
+
+
+@contextlib.contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Puts back the state of the global random generators."""
+    before = random_state()
+    try:
+        yield
+    finally:
+        set_random_state(before)
+
+
+def compared(results: tuple) -> list:
+    """What `reset` or `step` returned, as it is compared, in the order of COMPARED."""
+    obs, *outcome, info = results
+    return bits([obs, info.get("rewards") if info else None, *outcome])
+
+
+def bits(value: Any) -> Any:
+    """Nested values as what == compares bit by bit: dtypes and shapes count, and NaN is NaN."""
+    if isinstance(value, (tuple, list)):
+        return [bits(child) for child in value]
+    if isinstance(value, dict):
+        return {k: bits(child) for k, child in value.items()}
+    array = np.asarray(value)
+    if array.dtype.hasobject:
+        return repr(array.tolist())
+    return array.dtype, array.shape, array.tobytes()
+
+
+def dump_envs(envs: list[gym.Env]) -> list[tuple]:
+    """A Twin's dump of each environment. The first call puts a Twin in its place."""
     for i, env in enumerate(envs):
         if not isinstance(env, Twin):
             envs[i] = Twin(env)
     return [env._dump() for env in envs]
 
 
-class Twin(gym.Wrapper):
-    """An environment that notes its first calls after the first dump, for trial.py to repeat on a
-    copy. It notes 16 of them, or fewer if an episode ends: the reset after it is the last. Then
-    `step` and `reset` are those of the environment itself. A class that has `exact_resume` is not
-    tried. If it is True its copies are trusted; if False it begins new episodes."""
-
-    def __init__(self, env: gym.Env):
-        super().__init__(env)
-        self._exact = getattr(env.unwrapped, "exact_resume", None)
-        self._data = None  # of the last dump before the first call
-        self._calls = []
-        self._num_left = 16  # calls that are still to be noted
-        if self._exact is None:
-            self.step = partial(self._note, "step")
-            self.reset = partial(self._note, "reset")
-
-    def _dump(self) -> Dump:
-        kind = self.env.spec.id if self.env.spec else type(self.unwrapped).__name__
-        if self._exact is False:
-            return Dump(kind, None, "its exact_resume is False", None)
-        data = None
-        problem = None
-        before = random_state()
-        try:
-            data = cloudpickle.dumps(self.env)
-        except Exception as error:  # of many kinds
-            problem = f"no copy can be made of it: {type(error).__name__}: {error}"
-        set_random_state(before)
-        trial = None
-        if self._num_left == 16:
-            self._data = data
-        elif self._num_left == 0 and self._data:
-            trial = self._data, self._calls
-            self._data = None
-            self._calls = []
-        return Dump(kind, data, problem, trial)
-
-    def _note(self, method: str, *args, **kwargs) -> tuple:
-        """What the environment returns, which is noted."""
-        call = copy.deepcopy((method, args, kwargs))
-        state = random_state() | {"cuda": []}
-        results = getattr(self.env, method)(*args, **kwargs)
-        self._calls.append((*call, state, noted(results)))
-        self._num_left -= 1
-        if method == "reset" or self._num_left == 0:
-            self._num_left = 0
-            self.step = self.env.step
-            self.reset = self.env.reset
-        return results
-
-
-def exact_dumps(dumps: list[Dump]) -> list[bytes | None]:
-    """The pickle of each environment, for `restore_env`. It is None for all environments of a kind
-    if one of them cannot be pickled, or its copy did not do in a fresh process what its original
-    did. stderr says so once for each kind."""
-    trials = [dump.trial for dump in dumps if dump.trial]
-    answers = iter(try_copies(trials) if trials else [])
-    for dump in dumps:
-        answer = next(answers) if dump.trial else None
-        problem = dump.problem or answer
-        if problem and dump.kind not in inexact:
-            inexact.add(dump.kind)
+def exact_dumps(dumps: list[tuple]) -> list[bytes | None]:
+    """The pickle of each environment. It is None for all environments of a kind if one of them has
+    a problem, which stderr says once for each kind."""
+    for kind, _, problem in dumps:
+        if problem and kind not in inexact:
+            inexact.add(kind)
             when = "it begins a new episode when the run is resumed"
-            print(f"{dump.kind}: {when}, since {problem}", file=sys.stderr)
-    return [None if dump.kind in inexact else dump.data for dump in dumps]
-
-
-def try_copies(trials: list[tuple]) -> list[str | None]:
-    """What trial.py says to each of them."""
-    done = subprocess.run(
-        [sys.executable, "-P", trial.__file__],
-        input=pickle.dumps(sys.path) + cloudpickle.dumps(trials),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,  # signals to the group are not for it
-    )
-    lost = f"the process of a copy ended with exit code {done.returncode}"
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
-    return answers + [lost] * (len(trials) - len(answers))
+            print(f"{kind}: {when}, since {problem}", file=sys.stderr)
+    return [None if kind in inexact else data for kind, data, _ in dumps]
 
 
 def env_state(envs: Any) -> dict:
@@ -357,7 +400,7 @@ def restore_envs(state: dict, seed: int, envs: Any) -> tuple[tuple, np.ndarray]:
     for i, data in enumerate(state["envs"]):
         if data is not None:
             close(envs.envs[i])
-            envs.envs[i] = load_env(data)
+            envs.envs[i] = cloudpickle.loads(data)
         else:
             envs.envs[i].num_steps = state["num_steps"]
             obs, _ = envs.envs[i].reset(seed=(seed + envs.first + i) % 2**32)
@@ -405,8 +448,10 @@ def state_of(envs: Any, rng: np.random.Generator, memory: Any, step: tuple) -> d
         state["envs"] = [next(dumps) for _ in state["envs"]]
     arrays = {k: v for k, v in step._asdict().items() if isinstance(v, np.ndarray)}
     remembered = memory.state() if hasattr(memory, "state") else None
+    generator = getattr(memory.agent.head, "generator", None)  # a copy of a script may lack it
     return {
         "envs": states,
+        "generator": generator and generator.get_state(),
         "step": arrays,  # without the observations, which the environments' rows are
         "minibatches": rng.bit_generator.state,
         "random": random_state(),
@@ -416,8 +461,8 @@ def state_of(envs: Any, rng: np.random.Generator, memory: Any, step: tuple) -> d
 
 
 def save(run: Any, step: tuple, is_kept: bool) -> None:
-    """Writes a checkpoint if it is to be kept. The environments are pickled in any case: when the
-    next one is due, trial.py tries these copies."""
+    """Writes a checkpoint if it is to be kept. The environments are pickled in any case: the first
+    call, after the first update, names those of which no copy can be made."""
     agent, optimizer, memory, envs, rng = run.trained
     ranks = all_ranks(state_of(envs, rng, memory, step))
     if is_kept and rank() == 0:
@@ -453,6 +498,7 @@ def restore(run: Any, failures: int) -> tuple:
     seed = run.args.seed + 1_000_003 * (run.first + failures + 1)
     if len(run.saved["ranks"]) != world_size():
         torch.manual_seed(seed + rank())
+        restore_generator(agent, None)
         return envs.reset((seed + rank() * run.args.num_envs) % 2**32)
     mine = run.saved["ranks"][rank()]
     if not mine["envs"]:
@@ -475,4 +521,16 @@ def restore(run: Any, failures: int) -> tuple:
         memory.restore(mine["memory"])
     rng.bit_generator.state = mine["minibatches"]
     set_random_state(mine["random"])
+    restore_generator(agent, mine.get("generator"))
     return step
+
+
+def restore_generator(agent: torch.nn.Module, state: torch.Tensor | None) -> None:
+    """Puts back the state of the generator that draws the actions. Before there was one, torch's
+    drew them: without a state, or with one of another device, it goes on from torch's."""
+    generator = getattr(agent.head, "generator", None)
+    if generator is None:
+        return
+    present = default_generator(generator.device).get_state()
+    same = state is not None and state.shape == present.shape
+    generator.set_state(state if same else present)

@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium as gym
 
 from cleanrl_graph.envs.fitting import SAID
-from cleanrl_graph.services import check, demos, evaluate, policy, process, runs
+from cleanrl_graph.services import check, demos, eval_every, evaluate, policy, process, runs
 from cleanrl_graph.services.arguments import args_of, given_in, parse
 from cleanrl_graph.services.check import UsageError
 from cleanrl_graph.services.checkpoint import all_ranks, rank, world_size
@@ -65,7 +65,10 @@ def run(
         stack.enter_context(runs.ranks())
         if args.load_model:
             policy.take_flags(args, {*given, *more})
+        elif args.load_matching:
+            raise UsageError("--load-matching needs a file: give --load-model FILE")
         check.refuse(check.wrong_flags(args))
+        check.refuse(eval_every.wrong_flags(args))
         make = partial(check.make_env, script)
         Envs = check.checked(script)
         if getattr(args, "record", None):
@@ -83,7 +86,11 @@ def run(
         envs = stack.enter_context(contextlib.closing(envs_of(script, args)))
         if world_size() > 1:
             check.refuse(check.unlike(all_ranks(envs.meaning)))
-        agent = script.train(args, run, envs)
+        try:
+            agent = script.train(args, run, envs)
+        except eval_every.Reached:  # --stop-at
+            agent = run.trained[0]
+            runs.part()
         if rank() > 0:
             return []
         if args.save_model and args.total_timesteps:
@@ -92,8 +99,7 @@ def run(
         run.signals.append(0)  # as if one had come: the next one ends the process at once
 
         def play(makers: list, greedy: bool) -> list[dict]:
-            with contextlib.closing(Envs(makers, args)) as played:
-                return script.play(agent, args, played, greedy)
+            return run.play(agent, makers, args, greedy)
 
         rows = evaluate.evaluate(run, play, make)
         run.tell()

@@ -27,6 +27,7 @@ from cleanrl_graph.services.process import whole
 CUT = ("cut", "sampled cut")  # columns that count episodes
 # columns without a mean; the last row counts what was cut
 NAMES = ("instance", "episode", "task", "group", "best_known", "lower_bound", *CUT)
+METRICS = ("metrics", "sampled metrics")  # names of the numbers of a row that are no costs
 OWN = ("length", "return", "sampled length", "sampled return")  # no costs: they have no gap
 GAP = " gap %"  # ends the name of a column that compares costs with the best known
 SHOWN = 20  # rows that are printed; of more the means are
@@ -72,8 +73,9 @@ def cost(info: dict) -> float:
 
 def run_suite(play: Callable, make: Callable[..., gym.Env], args: Any) -> Iterator[dict]:
     """One row per instance: the cost of a greedy episode, the best of --eval-samples sampled ones
-    (of those that ended, if any did), what else is in info["eval"], and under "cut" how many did
-    not end. Greedy episodes of instances that are alike are played side by side."""
+    (of those that ended, if any did), what else is in info["eval"], the metrics of the greedy one,
+    and under "cut" how many did not end. Greedy episodes of instances that are alike are played
+    side by side."""
     entries = suite_entries(make, args)
     more = {"desc": "evaluation", "unit": "instance", "leave": False, "mininterval": 1}
     bar = process.bar(total=len(entries), **more)
@@ -81,6 +83,7 @@ def run_suite(play: Callable, make: Callable[..., gym.Env], args: Any) -> Iterat
         greedy = play([partial(make, **entry) for entry in batch], True)
         for entry, info in zip(batch, greedy):
             row = {"instance": " ".join(map(str, entry.values())), "greedy": cost(info)}
+            row |= metrics_of(info)
             infos = [info]
             if args.eval_samples:
                 infos += play([partial(make, **entry)] * args.eval_samples, False)
@@ -94,6 +97,14 @@ def run_suite(play: Callable, make: Callable[..., gym.Env], args: Any) -> Iterat
             yield row | num_cut(infos)
             bar.update()
     bar.close()
+
+
+def metrics_of(info: dict, kind: str = "") -> dict[str, dict]:
+    """info["metrics"], if there are any, with names of this kind, apart from what may be costs. NaN
+    is no value."""
+    found = info.get("metrics", {}).items()
+    metrics = {f"{kind}{name}": value for name, value in found if not math.isnan(value)}
+    return {f"{kind}metrics": metrics} if metrics else {}
 
 
 def num_cut(infos: list[dict]) -> dict[str, int]:
@@ -111,14 +122,30 @@ def columns_of(rows: list[dict]) -> list[str]:
     return list(columns)
 
 
+def flat(rows: list[dict]) -> tuple[list[dict], set[str]]:
+    """Rows whose metrics are columns like the others, and the names of these."""
+    table = []
+    metrics = set()
+    for row in rows:
+        row = dict(row)
+        for name in METRICS:
+            own = row.pop(name, {})
+            row |= own
+            metrics |= set(own)
+        table.append(row)
+    return table, metrics
+
+
 def with_gaps(rows: list[dict]) -> list[dict]:
-    """The rows; where there is a column "best_known" all other costs are gaps to it in percent,
-    None if it is unknown. Lengths, returns and columns without a number stay as they are."""
+    """The rows, flat; where there is a column "best_known" all other costs are gaps to it in
+    percent, None if it is unknown. Lengths, returns, metrics and columns without a number stay as
+    they are."""
+    rows, metrics = flat(rows)
     columns = columns_of(rows)
     if "best_known" not in columns:
         return rows
     costs = set()
-    for name in set(columns) - {*NAMES, *OWN}:
+    for name in set(columns) - {*NAMES, *OWN, *metrics}:
         if any(isinstance(row.get(name), Real) for row in rows):
             costs.add(name)
     table = []
@@ -219,6 +246,7 @@ def save_table(rows: list[dict], folder: str, writer: Any, step: int) -> None:
     writer.add_text("evaluation", table, step)
     with whole(Path(folder, "eval.md")) as unfinished:
         Path(unfinished).write_text(table + "\n")
+    rows, _ = flat(rows)
     with whole(Path(folder, "eval.csv")) as unfinished, open(unfinished, "w", newline="") as file:
         lines = csv.DictWriter(file, columns_of(rows), lineterminator="\n")
         lines.writeheader()
@@ -352,15 +380,15 @@ def run_episodes(play: Callable, make: Callable[..., gym.Env], args: Any) -> Ite
 
 
 def outcome(info: dict, kind: str = "") -> dict:
-    """Length and return of an episode, "cut" if it did not end, and what else is in info["eval"],
-    with names of this kind."""
+    """Length and return of an episode, "cut" if it did not end, and what else is in info["eval"]
+    and info["metrics"], with names of this kind."""
     row = {f"{kind}length": info["episode"]["l"], f"{kind}return": info["episode"]["r"]}
     if "cut" in info:
         row[f"{kind}cut"] = 1
     for name, value in info.get("eval", {}).items():
         if not kind or name not in NAMES:  # a sampled episode has the instance of the greedy one
             row.setdefault(f"{kind}{name}", value)
-    return row
+    return row | metrics_of(info, kind)
 
 
 def longest_episode(path: Path) -> int:

@@ -103,7 +103,8 @@ def form(dtype: Any, *shape: int | str, **more) -> dict:
 
 
 # ---- Memories: the forms of what is remembered, and a step that changes it and returns (action,
-# log_prob, value) ----
+# log_prob, value). Networks are the scripts' own. Their `Memory` lays out rows with NumPy, which
+# torch.export cannot trace, so what is kept between two steps is written once more ----
 class Views:
     """ppo_framestack: what views show of each of the last steps, the newest last."""
 

@@ -9,6 +9,9 @@ a single run has none. Without --by these are all flags in which the runs differ
 --env-kwargs or --wrap are never one curve, and a line names the other flags in which runs of a
 curve differ. It writes curves.csv, table.md and curves.png.
 
+With --evaluations return, or another column of evaluations.csv, the curves are what a run with
+--eval-every measured while it trained, as it is.
+
 A run has args.json and episodes.csv where services trained it. Of a script alone the flags are what
 the name of the folder says, and episodes those of TensorBoard's log.
 """
@@ -26,6 +29,7 @@ import numpy as np
 import tyro
 
 from cleanrl_graph.services.checkpoint import FREE
+from cleanrl_graph.services.csv_file import read
 
 # Flags that make no other curve, and what args.json has beside flags
 SAME = FREE - {"exp_name"} | {"seed", "env_id", "versions", "commit"}
@@ -43,6 +47,9 @@ class Args:
     """folders of runs, or folders with such folders in them"""
     by: tuple[str, ...] = ()
     """flags whose values are told apart, as learning_rate; none: all that differ"""
+    evaluations: str | None = None
+    """column of evaluations.csv (--eval-every), as return or gap, which is drawn in the place of
+    the training's returns"""
     episodes: int = 100
     """episodes of a running mean"""
     out: str = "."
@@ -50,8 +57,8 @@ class Args:
 
 
 class Run(NamedTuple):
-    """After each episode: `steps` and `seconds` of the training, the mean return of the last
-    ones."""
+    """After each episode, or evaluation: `steps` and `seconds` of the training, the mean return of
+    the last episodes, or what was measured."""
 
     folder: Path
     flags: dict
@@ -142,24 +149,33 @@ def running_mean(returns: np.ndarray, ended: np.ndarray, window: int) -> np.ndar
     return (total - total_before) / (num - num_before)
 
 
-def find(folders: Iterable[str], window: int) -> list[Run]:
-    """The runs in these folders. SystemExit if there are none; those without an episode are
-    said."""
+def evaluations_of(folder: Path, name: str) -> list[tuple]:
+    """(step, seconds of training, value) of each evaluation that has this column."""
+    rows = read(folder / "evaluations.csv")
+    return [
+        tuple(float(row[k]) for k in ("step", "seconds", name)) for row in rows if row.get(name)
+    ]
+
+
+def find(folders: Iterable[str], window: int, evaluations: str | None = None) -> list[Run]:
+    """The runs in these folders, with their episodes or a column of their evaluations. SystemExit
+    if there are none; those without are said."""
+    what = f"evaluation with '{evaluations}'" if evaluations else "episode"
     found = set()
     for folder in folders:
         found |= {path.parent for path in event_files(Path(folder))}
     runs = []
     for folder in sorted(found):
-        episodes = episodes_of(folder)
-        if not episodes:
+        points = evaluations_of(folder, evaluations) if evaluations else episodes_of(folder)
+        if not points:
             if flags_of(folder).get("total_timesteps") != 0:  # 0: only an evaluation
-                print(f"{folder}: no episode has ended", file=sys.stderr)
+                print(f"{folder}: no {what} has ended", file=sys.stderr)
             continue
-        steps, seconds, returns, _ = np.array(episodes, float).T
-        means = running_mean(returns, np.ones(len(returns)), window)
+        steps, seconds, values = np.array(points, float).T[:3]
+        means = values if evaluations else running_mean(values, np.ones(len(values)), window)
         runs.append(Run(folder, flags_of(folder), steps, seconds, means))
     if not runs:
-        raise SystemExit(f"there is no run with an episode in {' '.join(folders)}")
+        raise SystemExit(f"there is no run with an {what} in {' '.join(folders)}")
     return runs
 
 
@@ -241,9 +257,8 @@ def write_curves(path: Path, curves: dict) -> None:
                     lines.writerow([*key, axis, f"{x:.6g}", f"{mean:.6g}", spread, len(runs)])
 
 
-def table(curves: dict, window: int) -> str:
-    """A markdown table with a row per curve."""
-    last = f"return of the last {window} episodes"
+def table(curves: dict, last: str) -> str:
+    """A markdown table with a row per curve, whose last value is called `last`."""
     lines = [f"| environment | curve | runs | steps | seconds | {last} |", "|" + " --- |" * 6]
     for (env_id, label), runs in curves.items():
         ends = np.array([run.means[-1] for run in runs])
@@ -366,19 +381,24 @@ def draw(path: Path, curves: dict[tuple[str, str], list], band: Callable, look: 
 
 
 def main(args: Args) -> None:
-    curves = curves_of(find(args.runs, args.episodes), args.by)
+    curves = curves_of(find(args.runs, args.episodes, args.evaluations), args.by)
+    last = f"return of the last {args.episodes} episodes"
+    drawn = f"the mean {last}"
+    if args.evaluations:
+        last = drawn = f"{args.evaluations} of the last evaluation"
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     write_curves(out / "curves.csv", curves)
-    text = table(curves, args.episodes)
+    text = table(curves, last)
     (out / "table.md").write_text(text + "\n")
     print(text)
     counts = dict.fromkeys(str(len(runs)) for runs in curves.values())
     note = (
-        f"Lines: mean over runs of the mean return of the last {args.episodes} episodes; bands: "
-        f"standard deviation over runs. Runs of a curve: {', '.join(counts)}."
+        f"Lines: mean over runs of {drawn}; bands: standard deviation over runs. Runs of a curve: "
+        f"{', '.join(counts)}."
     )
-    draw(out / "curves.png", curves, around_mean, Look(note=note))
+    ylabel = args.evaluations or "return"
+    draw(out / "curves.png", curves, around_mean, Look(ylabel=ylabel, note=note))
     print(f"in {out}: curves.csv, curves.png, table.md")
 
 

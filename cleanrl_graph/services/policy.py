@@ -2,6 +2,7 @@
 --load-model.
 
     policy = load_policy("model.pt")                    # script, environment, network: the file's
+    policy = load_policy("best.pt")                     # of --eval-every
     policy = load_policy("model.pt", env, num_envs=16)  # for 16 environments with env's spaces
     policy = load_policy("runs/CartPole-v1__ppo_graph__1__2")  # a run that is not finished, too
 
@@ -28,7 +29,7 @@ import torch
 
 from cleanrl_graph.envs import fitting
 from cleanrl_graph.envs.masks import CanonicalMasks
-from cleanrl_graph.services import checkpoint, import_first
+from cleanrl_graph.services import checkpoint, import_first, summary
 from cleanrl_graph.services.arguments import args_of
 from cleanrl_graph.services.check import (
     LATEST,
@@ -40,7 +41,7 @@ from cleanrl_graph.services.check import (
     one_kind,
     plain,
 )
-from cleanrl_graph.services.process import accelerate
+from cleanrl_graph.services.process import accelerate, default_generator
 
 OTHERS = ("norm_obs", "aux")  # flags beside those of the network that make it, too
 FREE = {"memory_length", "env_kwargs", "wrap"}  # may differ from the file's
@@ -48,11 +49,12 @@ OF_A_RUN = checkpoint.FREE | {"seed", "world_size"}  # say nothing of a training
 
 
 def model_file(path: str) -> str:
-    """The file that is meant by a path. In a folder model.pt, else the newest checkpoint, else the
-    newest of both in the folders below. UsageError if there is none."""
+    """The file that is meant by a path. In a folder model.pt, else the newest checkpoint, else
+    best.pt, else the newest of the first two in the folders below. UsageError if there is none."""
     if not os.path.isdir(path):
         return path
     found = [*Path(path).glob("model.pt"), *checkpoint.checkpoints_in(path)]
+    found += Path(path).glob("best.pt")
     below = [*Path(path).rglob("*/model.pt"), *Path(path).rglob("*/checkpoint_*.ckpt")]
     found += sorted(below, key=os.path.getmtime, reverse=True)
     if not found:
@@ -91,7 +93,8 @@ def load_policy(
     anything with an observation_space and an action_space, has the wrappers that --wrap names, and
     may have those that services put on by themselves; without it the environment of the file's
     flags is made for a moment. `num_envs` makes it one for as many environments at once. Not
-    `greedy`: actions are drawn, by torch's generator. `script` is needed for a file of a script
+    `greedy`: actions are drawn, by `policy.generator`, which begins in the state of torch's and can
+    be seeded: `policy.generator.manual_seed(1)`. `script` is needed for a file of a script
     under another name. ImportError if the script is not found, ValueError if file, spaces and
     script do not fit together, OSError if the file cannot be read."""
     path = model_file(path)
@@ -137,11 +140,32 @@ def load_weights(agent: torch.nn.Module, saved: dict, about: str, own: str = "")
         differ = [name for name in theirs | ours if theirs.get(name) != ours.get(name)]
         is_other = own not in ("", saved["script"])
         hint = f"start {saved['script']}.py to play it; " * is_other
+        way_out = "; --load-matching takes those that fit" * (own != "")
         raise UsageError(
             f"{about}: {hint}it is of {saved['script']}.py and {saved['args'].get('env_id')}, its "
             "weights do not fit this environment, or this script was changed before or since: "
-            f"{differ[0]} is one of {len(differ)} that differ"
+            f"{differ[0]} is one of {len(differ)} that differ{way_out}"
         ) from None
+
+
+def load_matching(agent: torch.nn.Module, weights: dict, about: str) -> None:
+    """Loads the weights that have a place of the same name and shape, and says which have none, on
+    either side. UsageError if none has one."""
+    ours = agent.state_dict()
+    taken = {}
+    for name, value in weights.items():
+        if name in ours and value.shape == ours[name].shape:
+            taken[name] = value
+    if not taken:
+        raise UsageError(f"{about}: --load-matching: no weight fits in name and shape")
+    agent.load_state_dict(taken, strict=False)
+    fresh = [name for name in ours if name not in taken]
+    left = [name for name in weights if name not in taken and name not in ours]
+    text = f"{about}: --load-matching takes {len(taken)} of {len(ours)} weights"
+    for names, what in ((fresh, "fresh"), (left, "only in the file")):
+        if names:
+            text += f"; {what}: {summary.listed(names, ', ')}"
+    fitting.say(text)
 
 
 def without(space: gym.Space, names: Iterable[str], path: str = "") -> gym.Space:
@@ -180,8 +204,8 @@ def about_file(args: Any, saved: dict) -> str:
 def take_flags(args: Any, given: Iterable[str] = ()) -> None:
     """--load-model: the flags of network and memory become those of the file, and so do
     environment, its kwargs and wrappers. Those that are `given`, or have a value that is not the
-    default, stay. Prints which are taken, and which others of the file differ. UsageError for a
-    flag that stays and makes another network."""
+    default, stay. Prints which are taken, which stay, and which others of the file differ.
+    UsageError for a flag that stays and makes another network, but with --load-matching."""
     try:
         # An environment may change the current folder
         args.load_model = model_file(os.path.abspath(args.load_model))
@@ -196,6 +220,7 @@ def take_flags(args: Any, given: Iterable[str] = ()) -> None:
     if "env_id" not in given or args.env_id == saved.get("env_id"):
         names += ["env_id", "env_kwargs", "wrap"]
     taken = []
+    kept = []
     wrong = []
     left = []
     for name, value in saved.items():
@@ -205,19 +230,23 @@ def take_flags(args: Any, given: Iterable[str] = ()) -> None:
         if name in names and name not in given:
             setattr(args, name, value)
             taken.append(flag(name, value))
-        elif name in names and name not in FREE:
+        elif name in names and name not in FREE and not args.load_matching:
             wrong.append(f"{flag(name, own)}, it has {value}")
+        elif name in names:
+            kept.append(flag(name, own))
         elif name not in names and name not in OF_A_RUN:
             left.append(flag(name, value))
     about = about_file(args, saved)
     if wrong:
         raise UsageError(
             f"{about}: the file is of another network: {'; '.join(wrong)}. "
-            "Leave these flags out, they are taken from the file"
+            "Leave these flags out, they are taken from the file; --load-matching keeps them, and "
+            "takes the weights that fit"
         )
-    texts = [" ".join(flags) or "none" for flags in (taken, left)]
-    trains = f"; not taken: {texts[1]}" * (args.total_timesteps > 0)
-    fitting.say(f"{about}: taken from the file: {texts[0]}{trains}")
+    texts = [" ".join(flags) or "none" for flags in (taken, kept, left)]
+    stays = f"; as given: {texts[1]}" * bool(kept)
+    trains = f"; not taken: {texts[2]}" * (args.total_timesteps > 0)
+    fitting.say(f"{about}: taken from the file: {texts[0]}{stays}{trains}")
 
 
 class Policy:
@@ -278,6 +307,8 @@ class Policy:
                 part if part.group is None else part._replace(n=max(part.n, most)) for part in parts
             ]
         self.agent = script.Agent(self.envs.leaves, env.action_space, args).to(device).eval()
+        self.generator = default_generator(next(self.agent.parameters()).device).clone_state()
+        self.agent.head.generator = self.generator
         self.memory = script.Memory(self.agent, self.envs.leaves, size, args)
         self.has_memory = hasattr(self.memory, "state")
         self.reset()
@@ -295,7 +326,8 @@ class Policy:
         pickler.persistent_id = lambda part: numbers.get(id(part))
         pickler.dump(self.memory)
         made = (self.script, vars(self.args), self.env.unwrapped, self.num_envs, self.greedy)
-        own = {name: vars(self)[name] for name in ("has_value", "num_steps", "begins", "path")}
+        names = ("has_value", "num_steps", "begins", "path", "generator")
+        own = {name: vars(self)[name] for name in names}
         weights = self.agent.state_dict()
         parts = self.envs.parts
         return dict(made=made, weights=weights, parts=parts, memory=file.getvalue(), own=own)
@@ -311,6 +343,7 @@ class Policy:
         unpickler.persistent_load = self.networks().get
         self.memory = unpickler.load()
         vars(self).update(state["own"])
+        self.agent.head.generator = self.generator
 
     def networks(self) -> dict[str, Any]:
         """Name -> network, and the flags, which a memory may refer to."""

@@ -1,8 +1,8 @@
-"""cleanrl_graph, the process of a run: what makes it faster and changes no result."""
+"""cleanrl_graph, what a person sees of a process: a bar, or lines where stderr is no terminal, and
+files that are there whole or not at all."""
 
 import atexit
 import contextlib
-import ctypes
 import gc
 import math
 import os
@@ -15,19 +15,18 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-M_TRIM_THRESHOLD = -1  # numbers of mallopt's parameters in glibc's malloc.h
-M_MMAP_THRESHOLD = -3
-
 
 @cache
 def tune() -> None:
-    """Keeps the memory of large tensors for the next ones, since new pages of the system are slow;
-    and a process that ends is not searched for garbage."""
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # where there is no glibc
-        libc = ctypes.CDLL(None)
-        libc.mallopt(M_MMAP_THRESHOLD, 2**25)
-        libc.mallopt(M_TRIM_THRESHOLD, 2**30)
+    """A process that ends is not searched for garbage, which takes long where much was imported."""
     atexit.register(gc.freeze)
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """The generator from which torch draws on this device, unless it is given another one."""
+    if device.type == "cuda":
+        return torch.cuda.default_generators[device.index]
+    return torch.default_generator
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@ an end after the update in which a signal comes, and a log with flags, groups an
 Weights and Biases, too."""
 
 import contextlib
-import csv
 import hashlib
 import importlib.metadata
 import json
@@ -19,7 +18,7 @@ from numbers import Real
 from operator import itemgetter
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,9 +26,12 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tqdm import tqdm
 
 from cleanrl_graph.envs.fitting import say
-from cleanrl_graph.services import checkpoint, evaluate, policy, summary
+from cleanrl_graph.services import check, checkpoint, policy, summary
 from cleanrl_graph.services.check import UsageError, entries, plain
 from cleanrl_graph.services.checkpoint import all_ranks, broadcast, rank, world_size
+from cleanrl_graph.services.csv_file import CsvFile
+from cleanrl_graph.services.eval_every import Evaluations, Reached
+from cleanrl_graph.services.freeze import freeze
 from cleanrl_graph.services.process import accelerate, bar, whole
 
 EPISODES = ("step", "seconds", "return", "length", "group", "task")  # columns of episodes.csv
@@ -122,21 +124,18 @@ def ranks() -> Iterator[None]:
             dist.destroy_process_group()
 
 
-def open_episodes(path: Path, step: int) -> tuple[TextIO, float]:
-    """episodes.csv, which keeps what ended until `step`, and the seconds that this took."""
-    kept = []
-    if path.exists():
-        with open(path, newline="") as file:
-            kept = [row for row in csv.reader(file) if row[0].isdigit() and int(row[0]) <= step]
-    with whole(path) as unfinished, open(unfinished, "w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([EPISODES, *kept])
-    return open(path, "a", newline=""), max((float(row[1]) for row in kept), default=0.0)
+def part() -> None:
+    """The ranks part together, as at the end of a training: NCCL needs all of them for it."""
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
 
 
 class Services:
     """What a script's Run gets, which is the class after this one."""
 
     script: ModuleType
+    evaluations: Evaluations | None = None  # of --eval-every, on rank 0
 
     def __init__(self, args: Any, stack: contextlib.ExitStack):
         """Finds the folder and the checkpoint to resume from, locks the folder, and notes signals
@@ -168,7 +167,11 @@ class Services:
         self.trained = (agent, optimizer, memory, envs, rng)
         if args.load_model:
             saved = policy.read_model(args.load_model, next(agent.parameters()).device)
-            policy.load_weights(agent, saved, policy.about_file(args, saved["args"]), self.name)
+            about = policy.about_file(args, saved["args"])
+            if args.load_matching:
+                policy.load_matching(agent, saved["model"], about)
+            else:
+                policy.load_weights(agent, saved, about, self.name)
         if args.track and rank() == 0:
             self.track()
         if self.saved:
@@ -179,7 +182,11 @@ class Services:
             failures = broadcast(self.locked_folder.failures if rank() == 0 else 0)
             envs = SimpleNamespace(reset=lambda seed: checkpoint.restore(self, failures))
             self.say_rate()
+        if args.eval_every and args.total_timesteps:
+            self.begin_evaluations()
         for line in summary.lines(self.script, args, agent, self.trained[3]):
+            say(line)
+        for line in freeze(agent, args.freeze):
             say(line)
         num_steps = self.num_steps()
         if args.total_timesteps > num_steps:
@@ -194,10 +201,28 @@ class Services:
                 event = Event(step=self.global_step + 1, session_log=start)
                 self.writer.file_writer.add_event(event)
             self.note_flags()
-            path = self.folder / "episodes.csv"
-            self.episodes, self.seconds = open_episodes(path, self.global_step)
+            self.episodes = CsvFile(self.folder / "episodes.csv", EPISODES)
+            kept = self.episodes.keep(self.global_step)
             self.stack.callback(self.episodes.close)
+            self.seconds = max((float(row["seconds"]) for row in kept), default=0.0)
+            self.longest = max((int(row["length"]) for row in kept), default=0)
         return step
+
+    def begin_evaluations(self) -> None:
+        """--eval-every, on rank 0. Nothing is left to train where --stop-at was reached before."""
+        has_ended = False
+        if rank() == 0:
+            self.evaluations = Evaluations(self, self.trained[0])
+            self.stack.callback(self.evaluations.file.close)
+            has_ended = self.evaluations.has_ended()
+        if broadcast(has_ended):
+            self.args.num_iterations = self.first
+            say(f"--stop-at {self.args.stop_at:g} has been reached")
+
+    def play(self, agent: torch.nn.Module, makers: list, args: Any, greedy: bool) -> list[dict]:
+        """The last info of an episode of each environment."""
+        with contextlib.closing(check.checked(self.script)(makers, args)) as envs:
+            return self.script.play(agent, args, envs, greedy)
 
     def num_steps(self) -> int:
         """The steps at the end of the training, whole updates."""
@@ -265,16 +290,27 @@ class Services:
         _, _, memory, _, _ = self.trained
         super().end_update(self.global_step, step, scalars | sizes(memory.storage), episodes)
         self.note_episodes(episodes)
-        self.save_if_due(iteration, step)
+        has_reached = self.evaluate_if_due(iteration)
+        self.save_if_due(iteration, step, has_reached)
+        if has_reached:
+            raise Reached
+
+    def evaluate_if_due(self, iteration: int) -> bool:
+        """--eval-every, and after the last update. The other ranks wait. Returns whether --stop-at
+        is reached."""
+        every = self.args.eval_every
+        if not every or iteration % every and iteration < self.args.num_iterations:
+            return False
+        return broadcast(rank() == 0 and self.evaluations.evaluate(self.trained[0]))
 
     def note_episodes(self, episodes: list) -> None:
-        """Writes the episodes of all ranks to episodes.csv, and their groups to the log, with the
-        means of what is in info["eval"]."""
+        """Writes the episodes of all ranks to episodes.csv, and to the log their groups, and the
+        means of what is in info["eval"] and, of each group and task, too, in info["metrics"]."""
         num_tasks = len(entries(self.args))
         rows = []
         reports = []
         for step, i, info in episodes:
-            reports.append(info.get("eval", {}))
+            reports.append((info.get("eval", {}), info.get("metrics", {})))
             task = None
             if num_tasks > 1:
                 task = f"task_{(rank() * self.args.num_envs + i) % num_tasks}"
@@ -284,21 +320,28 @@ class Services:
         reports = sum(all_ranks(reports), [])
         if rank() > 0:
             return
-        for name in evaluate.columns_of(reports):
-            numbers = [own[name] for own in reports if isinstance(own.get(name), Real)]
-            if numbers:
-                mean = sum(numbers) / len(numbers)
-                self.writer.add_scalar(f"charts/eval/{name}", mean, self.global_step)
-        for step, ret, length, *names in rows:
+        values = {}  # name in the log -> numbers
+        for (step, ret, length, *names), (report, metrics) in zip(rows, reports):
+            self.longest = max(self.longest, length)
             for name in names:
                 if name is not None:
                     self.writer.add_scalar(f"charts/episodic_return/{name}", ret, step)
                     self.writer.add_scalar(f"charts/episodic_length/{name}", length, step)
+            for name, value in report.items():
+                values.setdefault(f"charts/eval/{name}", []).append(value)
+            for name, value in metrics.items():
+                for group in ("", *(f"/{group}" for group in names if group is not None)):
+                    values.setdefault(f"charts/{name}{group}", []).append(value)
+        for name, found in values.items():
+            numbers = [value for value in found if isinstance(value, Real) and value == value]
+            if numbers:
+                mean = sum(numbers) / len(numbers)
+                self.writer.add_scalar(name, mean, self.global_step)
         seconds = f"{self.seconds + self.bar.format_dict['elapsed']:.2f}"
-        lines = csv.writer(self.episodes, lineterminator="\n")
-        for step, *row in sorted(rows, key=itemgetter(0)):
-            lines.writerow([step, seconds, *row])
-        self.episodes.flush()
+        lines = []
+        for (step, *row), (_, metrics) in zip(rows, reports):
+            lines.append(dict(zip(EPISODES, (step, seconds, *row))) | metrics)
+        self.episodes.write(sorted(lines, key=itemgetter("step")))
 
     def warn(self, mismatch: float) -> None:
         """Says once that collection and update do not compute the same policy."""
@@ -316,6 +359,10 @@ class Services:
         """Says once that V cannot learn such returns: with --clip-vloss it moves by --clip-coef in
         an update; without it, its loss hides the policy's."""
         args = self.args
+        # With --clip-vloss the loss has no gradient where V is already clip_coef nearer to the
+        # return than in the rollout, so that V moves by about clip_coef in an update, and by `most`
+        # in all of them. If the returns' deviation is k times as much, V from 0 explains at most
+        # 1 - (1 - 1 / k)^2 of their variance: 0.19 at k = 10. Less than 100 updates are a trial
         most = args.clip_coef * max(args.num_iterations, 100)
         if self.std_floor > 10 * most and (args.clip_vloss or args.norm_vloss == 0):
             say(
@@ -326,9 +373,9 @@ class Services:
                 "large returns",
             )
 
-    def save_if_due(self, iteration: int, step: tuple) -> None:
-        """Writes a checkpoint where one is due, by rank 0's clock. SystemExit if a rank got a
-        signal."""
+    def save_if_due(self, iteration: int, step: tuple, is_last: bool) -> None:
+        """Writes a checkpoint where one is due, by rank 0's clock, or the training ends. SystemExit
+        if a rank got a signal."""
         args = self.args
         minutes = (time.monotonic() - self.saved_at) / 60
         is_late = 0 < args.checkpoint_minutes <= minutes
@@ -336,7 +383,7 @@ class Services:
         stop, _ = max(found)
         _, is_late = found[0]
         is_due = is_late or iteration % max(args.checkpoint_every, 1) == 0
-        is_due = is_due or stop > 0 or iteration == args.num_iterations
+        is_due = is_due or stop > 0 or iteration == args.num_iterations or is_last
         if args.checkpoint_every and (is_due or iteration == self.first + 1):
             checkpoint.save(self, step, is_due)
             if is_due:
@@ -346,11 +393,13 @@ class Services:
                 say(f"--resume {self.folder} goes on from here")
             raise SystemExit(128 + stop)
 
+    def model_of(self, agent: torch.nn.Module) -> dict:
+        """What model.pt has: tensors and flags, which anyone can load with weights_only=True."""
+        return {"script": self.name, "args": self.flags, "model": agent.state_dict()}
+
     def save_model(self, agent: torch.nn.Module) -> None:
-        """Writes model.pt: tensors and flags, which anyone can load with weights_only=True."""
-        model = {"script": self.name, "args": self.flags, "model": agent.state_dict()}
         with whole(self.folder / "model.pt") as unfinished:
-            torch.save(model, unfinished)
+            torch.save(self.model_of(agent), unfinished)
 
     def tell(self) -> None:
         """The last lines: what lies where, and how the agent plays."""
@@ -358,6 +407,8 @@ class Services:
         if num_rows == 0 and self.global_step > self.begins_at:
             num_steps = self.args.num_steps * self.global_step // self.steps
             print(f"no episode has ended in {num_steps:,} steps")
+        for line in self.evaluations.tell() if self.evaluations else ():
+            print(line)
         names = sorted(path.name for path in self.folder.iterdir() if path.suffix in LEFT)
         print(f"in {self.folder}: {', '.join(names)}, TensorBoard's log")
         path = self.folder / "model.pt"

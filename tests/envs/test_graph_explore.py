@@ -1,8 +1,10 @@
-"""GraphExplore-v0: its graphs, what is seen of them, rewards, reference scores, seeding."""
+"""GraphExplore-v0: graphs are those of plain loops, an observation shows a node and its neighbours
+and nothing else, rewards are paid once, and reference policies have the docstring's scores."""
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.utils.env_checker import data_equivalence
 from helpers import mismatch, run
 
 from cleanrl_graph import ppo_lstm_sparse
@@ -11,7 +13,6 @@ from cleanrl_graph.envs.graph_explore import (
     CURRENT,
     DEGREE,
     ID_BOUND,
-    POLICIES,
     PREVIOUS,
     TIME,
     VISITED,
@@ -38,12 +39,6 @@ def make(**kwargs):
     return env.unwrapped
 
 
-def flat(observation):
-    graph = observation["graph"]
-    arrays = (graph.nodes, graph.edge_links, observation["node_ids"], observation["action_mask"])
-    return [(a.dtype.str, a.shape, a.tobytes()) for a in arrays]
-
-
 def spanning_tree(points):
     """Prim's minimum spanning tree by plain loops: a set of sorted pairs."""
     distance = np.linalg.norm(points[:, None] - points, axis=2)
@@ -56,7 +51,7 @@ def spanning_tree(points):
     return tree
 
 
-@pytest.mark.parametrize("n", [2, 3, 10, 50])
+@pytest.mark.parametrize("n", [2, 3, 50])
 @pytest.mark.parametrize("radius_degree", [0.0, 2.5])
 def test_geometric_graph(n, radius_degree):
     for seed in range(5):
@@ -114,20 +109,6 @@ def test_observation_shows_the_node_and_its_neighbours(kwargs):
             name_of, neighbours_of, previous = {}, {}, None
 
 
-def test_graphs_are_connected_and_sparse_and_names_are_new():
-    env = make()
-    sizes, degrees, names = [], [], []
-    for _ in range(60):
-        env.reset()
-        sizes.append(len(env.points))
-        degrees.append((env.place > 0).sum(1).mean())
-        names.append(set(env.node_ids.tolist()))
-        assert (hops_from(0, env.place >= 0)[0] >= 0).all() and len(names[-1]) == sizes[-1]
-    assert 100 <= min(sizes) < 150 and 350 < max(sizes) <= 400
-    assert 2.7 < np.mean(degrees) < 3.1
-    assert len(names[0] & names[1]) < 10
-
-
 def test_visit_pays_for_discoveries_only():
     env = make(episode_length=10)
     observation, _ = env.reset(seed=0)
@@ -157,7 +138,8 @@ def test_the_map_shows_the_whole_graph(task):
     observation, _ = env.reset(seed=3)
     other, _ = plain.reset(seed=3)
     for action in (1, 1, 2, 0, 1):
-        assert flat(observation) == flat(other)
+        shown = {key: value for key, value in observation.items() if key != "map"}
+        assert data_equivalence(shown, other, exact=True)
         assert env.observation_space.contains(observation)
         nodes, links = observation["map"].nodes, observation["map"].edge_links
         source, target = np.nonzero((env.place >= 0) & ~np.eye(len(nodes), dtype=bool))
@@ -181,8 +163,10 @@ def test_a_critic_sees_the_map_beside_a_state_per_node(tmp_path):
 
 def test_find_target_decoys_and_cue():
     env = make(task="find", episode_length=50)
+    cues = []
     for seed in range(30):
         observation, _ = env.reset(seed=seed)
+        cues.append(env.cue)
         cue = observation["graph"].nodes[:, COLOUR:]
         assert cue[0].sum() == 1 and cue[0].argmax() == env.cue and env.start not in env.colour
         assert sorted(env.colour.values()) == [0, 1, 2, 3] and env.colour[env.target] == env.cue
@@ -213,56 +197,24 @@ def test_find_target_decoys_and_cue():
             total = sum(reward for reward, _ in rewards)
             assert total == pytest.approx(1 - 0.01 * env.hops[env.target])
         assert [terminated for _, terminated in rewards] == [False] * (len(rewards) - 1) + [True]
-
-
-def test_start_has_no_colour_if_another_node_can():
-    """Where a graph has only as many nodes beside the start as colours, the target can be found."""
-    env = make(task="find", num_nodes=(5, 5), num_colours=4)
-    for seed in range(50):
-        env.reset(seed=seed)
-        assert env.start not in env.colour and env.target != env.start
-
-
-def test_colours_are_not_told_by_the_start_or_the_names():
-    env = make(task="find")
-    cues = []
-    for seed in range(200):
-        env.reset(seed=seed)
-        cues.append(env.cue)
-    assert np.bincount(cues).min() > 30
+    assert set(cues) == {0, 1, 2, 3}
 
 
 def test_reference_scores_of_the_docstring():
-    scores = reference_scores(100)
+    scores = reference_scores(60)
     expected = {"random walk": 0.225, "non-backtracking": 0.387, "least recent": 0.645}
     expected |= {"depth first": 0.686, "nearest frontier": 0.728, "bound": 1.0}
     assert {name: mean for name, (mean, _) in scores.items()} == pytest.approx(expected, abs=0.05)
     assert scores["depth first"][0] > 1.5 * scores["non-backtracking"][0]
 
-    scores = reference_scores(80, task="find")
+    scores = reference_scores(60, task="find")
     blind = max(mean for name, (mean, _) in scores.items() if "blind" in name)
     knowing = min(mean for name, (mean, _) in scores.items() if "blind" not in name)
     assert blind < 0 < knowing < scores["shortest way"][0] == pytest.approx(0.964, abs=0.01)
 
 
-@pytest.mark.parametrize("task", ["visit", "find"])
-def test_policies_are_deterministic_from_the_seed(task):
-    env = make(task=task)
-    for name in POLICIES[task]:
-        assert play_episode(env, name, 3) == play_episode(env, name, 3)
-
-
-def test_depth_first_visits_a_whole_tree_in_twice_its_edges():
+@pytest.mark.parametrize("name", ["depth first", "nearest frontier"])
+def test_a_whole_tree_is_visited_in_twice_its_edges(name):
     env = make(num_nodes=(12, 12), radius_degree=0.0, episode_length=22)
     for seed in range(20):
-        assert play_episode(env, "depth first", seed) == pytest.approx(11 / 22)
-        assert play_episode(env, "nearest frontier", seed) == pytest.approx(11 / 22)
-
-
-def test_share_of_the_graph_that_is_seen():
-    env = make()
-    shares = []
-    for seed in range(40):
-        play_episode(env, "depth first", seed)
-        shares.append((env.place[sorted(env.visited)] >= 0).any(0).mean())
-    assert 0.2 < np.mean(shares) < 0.27
+        assert play_episode(env, name, seed) == pytest.approx(11 / 22)

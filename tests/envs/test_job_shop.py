@@ -1,5 +1,5 @@
-"""Job shops, flexible ones too: schedules and bounds against a plain re-implementation and brute
-force, graph invariants, benchmark data."""
+"""Job shops, flexible ones too: schedules, legal choices and bounds are those of plain loops and of
+brute force, graphs show them, rules have published makespans, and benchmarks are the published."""
 
 import hashlib
 
@@ -123,10 +123,9 @@ def play_random(env, seed):
 BOTH = pytest.mark.parametrize("make", [JobShopEnv, FlexibleJobShopEnv])
 
 
-@pytest.mark.parametrize("dispatch", ["active", "nondelay"])
 @BOTH
-def test_return_is_relative_to_the_first_bound(make, dispatch):
-    env = make(jobs=(3, 8), machines=(3, 6), dispatch=dispatch)
+def test_return_is_relative_to_the_first_bound(make):
+    env = make(jobs=(3, 8), machines=(3, 6))
     for seed in range(5):
         total, info = play_random(env, seed)
         cost, bound = info["eval"]["cost"], info["eval"]["lower_bound"]
@@ -148,25 +147,8 @@ def test_policies_play_the_schedules_of_the_rules(make, module, instance, rule):
         observation, _, terminated, _, info = env.step(policy(env, observation, None))
     assert info["eval"]["cost"] == info["eval"][rule]
     assert info["eval"]["best_known"] == {"la01": 666, "mk02": 26}[instance]
-
-
-@BOTH
-def test_wrong_actions(make):
-    env = make(jobs=4, machines=4)
-    with pytest.raises(ValueError, match="call reset"):
-        env.step(0)
-    observation, _ = env.reset(seed=0)
-    masked = int(np.flatnonzero(observation["action_mask"] == 0)[0])
-    for action in (masked, -1, len(observation["action_mask"])):
-        with pytest.raises(ValueError, match=f"Action {action} is not legal"):
-            env.step(action)
-    play_random(env, 0)
-    with pytest.raises(ValueError, match="call reset"):
-        env.step(0)
-    env.reset(seed=0)
-    module = job_shop if make is JobShopEnv else flexible
-    with pytest.raises(ValueError, match="Unknown dispatching rule"):
-        module.dispatch_rule(env, "LIFO")
+    if instance == "la01":  # of L2D and SPN, as published
+        assert (info["eval"]["L2D"], info["eval"]["SPN"]) == (710, 692)
 
 
 # ---- Job shop ----
@@ -262,7 +244,7 @@ def test_episode_against_plain_loops(jobs, machines, low, seed, dispatch, edges,
     assert len(observation["graph"].nodes) == len(observation["action_mask"]) == 1
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     jobs=st.integers(1, 6),
     machines=st.integers(1, 6),
@@ -326,40 +308,19 @@ def test_feature_values_by_hand():
         np.testing.assert_allclose(by_name[name], values, atol=1e-6, err_msg=name)
 
 
-def test_ft06_optimum_is_within_reach():
-    env, costs = JobShopEnv(instance="ft06"), []
-    for seed in range(200):
-        _, info = play_random(env, seed)
-        costs.append(info["eval"]["cost"])
-    assert 55 <= min(costs) <= 60
-    assert info["eval"]["best_known"] == 55
-    assert {*RULES, "nondelay SPT", "cost", "lower_bound"} <= set(info["eval"])
-
-
-def test_published_policies():
-    """Greedy makespans of L2D and SPN stand beside the rules'; none is below the best known."""
-    _, info = play_random(JobShopEnv(instance="la01"), 1)
-    assert (info["eval"]["L2D"], info["eval"]["SPN"]) == (710, 692)
-    _, info = play_random(JobShopEnv(instance="ft06"), 1)
-    assert not {"L2D", "SPN"} & set(info["eval"])
-    rows = job_shop.published()
-    assert {f"la{i:02}" for i in range(1, 41)} <= set(rows)
-    for name, row in rows.items():
-        costs = [float(value) for method, value in row.items() if method != "instance" and value]
-        assert min(costs) >= load_instance(name)[2]
-
-
-@pytest.mark.parametrize("name", ALL_NAMES)
-def test_benchmark_instances(name):
-    times, machines, best_known, lower_bound = load_instance(name)
-    job_shop.check_instance(times, machines)
-    if name.startswith("ta"):
-        suites = [k for k, v in JobShopEnv.eval_suites.items() if {"instance": name} in v]
-        assert sorted(suites) == ["all", "ta{}x{}".format(*times.shape)]
-    env = JobShopEnv(instance=name)
-    env.reset(seed=0)
-    assert env.first_bound <= lower_bound <= best_known
-    assert play_rule(times, machines, "FDD/MWKR", "nondelay") >= best_known
+@pytest.mark.parametrize("first", range(0, 162, 27))
+def test_benchmark_instances(first):
+    """Of all of them: bounds are those of a shop, and no schedule is better than the best known."""
+    for name in ALL_NAMES[first : first + 27]:
+        times, machines, best_known, lower_bound = load_instance(name)
+        job_shop.check_instance(times, machines)
+        if name.startswith("ta"):
+            suites = [k for k, v in JobShopEnv.eval_suites.items() if {"instance": name} in v]
+            assert sorted(suites) == ["all", "ta{}x{}".format(*times.shape)]
+        env = JobShopEnv(instance=name)
+        env.reset(seed=0)
+        assert env.first_bound <= lower_bound <= best_known
+        assert play_rule(times, machines, "FDD/MWKR", "nondelay") >= best_known
 
 
 def test_taillard_generator():
@@ -372,14 +333,6 @@ def test_taillard_generator():
         digest.update(instance.astype("<i8").tobytes())
         sizes.update(repr(instance.shape).encode())
     assert (digest.hexdigest()[:12], sizes.hexdigest()[:12]) == ("cba7033611bf", "27cd10581f6d")
-
-
-def test_suites():
-    suites = JobShopEnv.eval_suites
-    counts = {"ft": 3, "abz": 5, "yn": 4, "la": 40, "orb": 10, "swv": 20, "all": 162}
-    counts |= {"ta15x15": 10, "ta100x20": 10}
-    assert {name: len(suites[name]) for name in counts} == counts
-    assert suites["ta20x15"][0] == {"instance": "ta11"} and len(set(ALL_NAMES)) == 162
 
 
 def test_rules_match_published_gaps():
@@ -396,42 +349,33 @@ def test_rules_match_published_gaps():
     assert mean["FDD/MWKR"] < mean["MWKR"] < mean["SPT"] < mean["random"]
 
 
-def test_sizes_are_long_tailed():
-    env, sizes = JobShopEnv(), []
-    for seed in range(300):
-        env.reset(seed=seed)
-        sizes.append(env.times.shape)
-    jobs, machines = np.array(sizes).T
-    assert jobs.min() == 3 and jobs.max() == 20 and machines.min() == 3 and machines.max() == 15
-    assert np.median(jobs * machines) < 0.25 * (jobs * machines).max()
-    assert (jobs * machines).max() >= 10 * (jobs * machines).min()
-    assert env.times.min() >= 1 and env.times.max() <= 99
+def test_pilot():
+    """No schedule is longer than that of one of its rules, and some are shorter."""
+    rng, better = np.random.default_rng(0), 0
+    for _ in range(5):
+        instance = rng.integers(1, 100, (5, 4)), rng.random((5, 4)).argsort(axis=1)
+        env = JobShopEnv(instance=dict(zip(("times", "machines"), instance)))
+        obs, ended = env.reset()[0], False
+        while not ended:
+            obs, _, ended, _, info = env.step(job_shop.pilot(env, obs, rng))
+        rules = [play_rule(*instance, rule, "active") for rule in ("FDD/MWKR", "MWKR")]
+        assert info["eval"]["cost"] <= min(rules)
+        better += info["eval"]["cost"] < min(rules)
+    assert better
 
 
 def test_machines_are_visited_set_by_set():
+    """As many sets as machines are a flow shop; a range is drawn from."""
     env = JobShopEnv(jobs=20, machines=5, machine_sets=2)
     env.reset(seed=0)
     assert (env.machine_of[:, :3] < 3).all()
     assert len(np.unique(env.machine_of[:, :3], axis=0)) == 6  # all orders of three
-    env = JobShopEnv(jobs=3, machines=5, machine_sets=5)
-    env.reset(seed=0)
-    assert (env.machine_of == np.arange(5)).all()  # a flow shop
-    env = JobShopEnv(jobs=20, machines=4, machine_sets=(1, 2))
-    env.reset(seed=0)
-    kinds = set()
-    for _ in range(50):
-        env.reset()
-        kinds.add(bool((env.machine_of[:, :2] < 2).all()))
-    assert kinds == {True, False}
-
-
-def test_operations_without_duration():
-    times, machines = load_instance("orb07")[:2]
-    assert (times == 0).any()
-    play_random(JobShopEnv(instance="orb07"), 0)
-    nothing = {"times": [[0, 0], [0, 0]], "machines": [[0, 1], [1, 0]]}
-    total, info = play_random(JobShopEnv(instance=nothing), 0)
-    assert total == 0 and info["eval"]["cost"] == 0
+    env = JobShopEnv(jobs=3, machines=5, machine_sets=(1, 5))
+    flows = set()
+    for seed in range(50):
+        env.reset(seed=seed)
+        flows.add(bool((env.machine_of == np.arange(5)).all()))
+    assert flows == {True, False}
 
 
 # ---- Flexible job shop ----
@@ -520,7 +464,7 @@ def test_flexible_episode_against_plain_loops(jobs, machines, steps, seed, dispa
     assert observation["action_mask"].tolist() == [1]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_active_choices_reach_the_optimum(seed):
     """By brute force; every bound on the way is a bound of what can be reached."""
     size = dict(jobs=3, machines=(2, 3), operations=2, durations=(1, 9), deviation=1.0)
@@ -605,39 +549,29 @@ def test_flexible_feature_values_by_hand():
 
 
 def test_flexible_benchmark_instances():
+    """Of all of them: bounds are those of a shop, and no schedule is better than the best known."""
     names = [kwargs["instance"] for suite in SUITES.values() for kwargs in suite]
     assert len(set(names)) == len(names) == 730
     assert {*names} == {*flexible.read_data_file()}
-    digest, sizes = hashlib.sha1(), {}
-    for name in names:
+    digest = hashlib.sha1()
+    for k, name in enumerate(names):
         times, operations, best_known, lower_bound = flexible.load_instance(name)
         flexible.check_instance(times, operations)
         for array in (times, operations):
             digest.update(array.astype("<i8").tobytes())
         digest.update(b"%d" % best_known)
-        sizes[name] = len(operations), times.shape[1]
         assert lower_bound <= best_known
+        if k % 60 == 0:
+            env = FlexibleJobShopEnv(instance=name)
+            env.reset(seed=0)
+            assert env.first_bound <= (lower_bound or best_known)
+            rules = [flexible.play_rule(times, operations, rule) for rule in flexible.RULES]
+            assert min(rules) >= best_known
     assert digest.hexdigest()[:12] == "bd5f70a4bc85"
-    assert {sizes[f"sd20x10_{i:03d}"] for i in range(1, 101)} == {(20, 10)}
-    assert (sizes["mk01"], sizes["la40_vdata"]) == ((10, 6), (15, 15))
-    assert flexible.load_instance("mk01")[2:] == (40, 40)
-    best = [flexible.load_instance(kwargs["instance"])[2] for kwargs in SUITES["sd10x5"]]
-    assert sum(best) == 9632  # their mean is 96.32
     for data, published in {"edata": 1.15, "rdata": 2.0}.items():  # eligible machines per operation
         times = [flexible.load_instance(kwargs["instance"])[0] for kwargs in SUITES[data]]
         found = np.mean([(t > 0).sum() / len(t) for t in times])
         assert found == pytest.approx(published, abs=0.05)
-
-
-@pytest.mark.parametrize(
-    "name", ["mk01", "mk10", "la21_edata", "la38_rdata", "la16_vdata", "la30_vdata", "sd20x5_007"]
-)
-def test_bounds_and_rules_of_benchmark_instances(name):
-    env = FlexibleJobShopEnv(instance=name)
-    env.reset(seed=0)
-    *instance, best_known, lower_bound = flexible.load_instance(name)
-    assert env.first_bound <= (lower_bound or best_known)
-    assert all(flexible.play_rule(*instance, rule) >= best_known for rule in flexible.RULES)
 
 
 def test_rules_match_published_makespans():
@@ -664,17 +598,3 @@ def test_random_instances_are_those_of_sd1():
         assert times[times > 0].mean() == pytest.approx(10.4, abs=0.25) and times.max() == 20
         ratio = times.max(axis=1) / np.where(times > 0, times, 99).min(axis=1)
         assert ratio.max() <= 2 and 1.1 < ratio.mean() < 1.25
-
-
-def test_sizes_and_kinds_of_random_instances():
-    env = FlexibleJobShopEnv(jobs=(3, 9), machines=(2, 6), flexibility=(0, 1), deviation=0)
-    sizes, options = [], []
-    for seed in range(200):
-        env.reset(seed=seed)
-        sizes.append((env.num_jobs, env.num_machines))
-        eligible = env.times > 0
-        options.append(eligible.sum(axis=1).mean())
-        largest = env.times.max(axis=1, keepdims=True)
-        assert (np.where(eligible, env.times, largest) == largest).all()  # one time on all machines
-    assert np.min(sizes, 0).tolist() == [3, 2] and np.max(sizes, 0).tolist() == [9, 6]
-    assert min(options) == 1 and max(options) > 3

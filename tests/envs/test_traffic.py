@@ -1,4 +1,5 @@
-"""TrafficLights-v0: maps, observations, actions, rewards, delays, traffic, processes, rules."""
+"""TrafficLights-v0: what lights see and show, rewards and delays by counts of their own, trips of a
+demand and a shift, seeds, and a process of SUMO that ends with its environment."""
 
 import importlib.util
 import os
@@ -6,7 +7,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
 import xml.etree.ElementTree as ElementTree
 
 import gymnasium as gym
@@ -29,7 +29,7 @@ from cleanrl_graph.envs.traffic import (
 MISSING = [name for name in ("libsumo", "sumo_rl") if importlib.util.find_spec(name) is None]
 NEEDED = f"needs {MISSING}: pip install -r benchmark/traffic/requirements.txt"
 needs_sumo = pytest.mark.skipif(bool(MISSING), reason=NEEDED)
-ignore_scalar_warning = pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
+pytestmark = pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
 
 
 @pytest.fixture
@@ -127,7 +127,6 @@ def test_suites():
 
 # ---- Observations and actions ----
 @needs_sumo
-@ignore_scalar_warning
 @pytest.mark.parametrize("name", MAPS)
 def test_maps(make, name):
     """Observations are in the space, roads in both directions, each light has a lane."""
@@ -156,16 +155,9 @@ def test_maps(make, name):
     assert env.observation_space.contains(observation) and not terminated and not truncated
     assert info["rewards"].shape == (num,) and "eval" not in info
     assert env.step(action)[3]
-
-
-@needs_sumo
-def test_grid_roads(make):
-    """A 4 x 4 grid has 24 roads, each 300 m or so between its lights, in each direction."""
-    env = make(map="grid4x4")
-    graph = env.reset(seed=0)[0]["graph"]
-    assert len(graph.edges) == 2 * 48 and len(np.unique(graph.edge_links, axis=0)) == 48
-    assert np.allclose(graph.edges[:, 1], 0.27, atol=0.03)
-    assert set(np.bincount(graph.edge_links[:, 0])) == {4, 6, 8}
+    if name == "grid4x4":  # has 24 roads of 300 m or so between its lights, in each direction
+        assert len(np.unique(graph.edge_links, axis=0)) == half == 48
+        assert np.allclose(graph.edges[:, 1], 0.27, atol=0.03)
 
 
 @needs_sumo
@@ -207,17 +199,6 @@ def test_criteria(make):
 
 
 @needs_sumo
-@pytest.mark.parametrize("rule", ["greedy", "relief", "queue_pressure"])
-def test_rules_are_criteria(make, rule):
-    """A rule is a criterion for ever."""
-    name = {"greedy": "vehicles_in", "queue_pressure": "pressure"}.get(rule, rule)
-    env = make(map="grid4x4", seconds=300)
-    env.reset(seed=3)
-    info = play(env, np.full(16, traffic.CRITERIA.index(name)))
-    assert info["eval"] == play_rule(make(map="grid4x4", seconds=300, choose="phases"), rule, 3)
-
-
-@needs_sumo
 def test_phases_follow_actions(make):
     """It is what the light shows after a decision; yellow is between two; `since` counts."""
     env = make(yellow=2, interval=5, choose="phases")
@@ -245,67 +226,14 @@ def test_phases_follow_actions(make):
 
 
 @needs_sumo
-def test_red(make):
-    """It counts from the last time a phase was shown, at most two minutes."""
-    env = make(choose="phases", seconds=300)
-    env.reset(seed=0)
-    num = len(env.lights.names)
-    for slot in (0, 1, 1, 0):
-        observation = env.step(np.full(num, slot))[0]
-    red = phase_column(observation, "red")
-    assert (red[:, 0] == 0).all() and np.allclose(red[:, 1], 5 / 60)
-    assert np.allclose(red[:, 2], observation["action_mask"][:, 2] * 20 / 60)
-    for _ in range(30):
-        observation = env.step(np.full(num, 0))[0]
-    assert np.allclose(phase_column(observation, "red")[:, 1], 2)
-
-
-@needs_sumo
-def test_lanes(make):
-    """Those up to 500 m before a light hold those up to 100 m, and vehicles that are not there. A
-    phase for left turns from a lane that is also that of vehicles that go on counts a vehicle less
-    than the phase for both."""
-    env = make(map="cologne8", seconds=300)
-    observation, _ = env.reset(seed=0)
-    lights = env.lights
-    light = lights.names.index("26110729")
-    both, left = lights.lanes_in[8 * light + 2 : 8 * light + 4]
-    assert ((both > 0) == (left > 0)).all() and both.max() == 1 and left.max() < 1
-    assert (lights.lanes_far <= 1).all() and (lights.upstream >= lights.own_in).all()
-    assert ((lights.lanes_far > 0) >= (lights.lanes_in > 0)).all()
-    rng = np.random.default_rng(0)
-    farther = 0.0
-    for _ in range(50):
-        near = phase_column(observation, "vehicles_in")
-        farther += (phase_column(observation, "far_in") - near).sum()
-        observation = env.step(traffic.random(observation, rng))[0]
-    assert farther > 0
-
-
-@needs_sumo
-def test_programs(make):
-    """With None the lights follow their programs, also after actions."""
-    env = make()
-    env.reset(seed=0)
-    seen = []
-    for k in range(30):
-        env.step(np.zeros(3, int) if 10 <= k < 15 else None)
-        states = env.sumo.call("states")
-        assert 10 <= k < 15 or env.states == states
-        seen.append(states)
-    assert all(len(set(own)) > 2 for own in zip(*seen[15:]))
-
-
-@needs_sumo
 def test_wrong_actions(make):
     """They are sentences, after which no light is taken to show another state."""
     env = make(choose="phases")
     with pytest.raises(ValueError, match="call reset"):
         env.step([0, 0, 0])
     env.reset(seed=0)
-    for wrong in ([0, 0], [0, 0, 8], [0.0, 0.0, 1.0]):
-        with pytest.raises(ValueError, match="3 numbers from 0 to 7"):
-            env.step(wrong)
+    with pytest.raises(ValueError, match="3 numbers from 0 to 7"):
+        env.step([0, 0, 8])
     with pytest.raises(ValueError, match="Light 1 has no action 7"):
         env.step([1, 7, 0])
     before = env.sumo.call("states")
@@ -380,24 +308,6 @@ print(total / len(names), len(arrived), len(names - arrived))
 """
 
 
-@needs_sumo
-def test_all_trips_count(make):
-    """All that were due, whether they could enter the map or not, and none that were not."""
-    env = make(map="grid4x4", seconds=200)
-    assert num_trips(env) == (departures(env) <= 200).sum()
-
-
-@needs_sumo
-def test_worse_lights_cost_more(make):
-    """A light that never changes makes vehicles wait; those count that never arrive."""
-    env = make(map="cologne1", seconds=900, choose="phases")
-    good = play_rule(env, "greedy", 0)
-    env.reset(seed=0)
-    bad = play(env, [1])["eval"]  # the same phase for ever
-    assert bad["cost"] > 5 * good["cost"] and bad["unfinished"] > good["unfinished"]
-    assert bad["arrived"] + bad["unfinished"] == good["arrived"] + good["unfinished"]
-
-
 # ---- Seeds and traffic ----
 @needs_sumo
 def test_seeds(make):
@@ -438,23 +348,19 @@ def test_shift(make):
 
 
 @needs_sumo
-def test_wrong_arguments():
-    """They are sentences."""
-    for kwargs, words in [
+@pytest.mark.parametrize(
+    "kwargs, words",
+    [
         ({"map": "paris"}, "map is 'paris'; choose one of"),
-        ({"reward": "speed"}, "reward is 'speed'"),
-        ({"choose": "lights"}, "choose is 'lights'"),
-        ({"render_mode": "human"}, "render_mode is 'human'"),
         ({"demand": 0}, "demand is 0; a number from 0.01"),
         ({"demand": (2, 1)}, "the smaller one first"),
-        ({"shift": "noon"}, "shift is 'noon'"),
         ({"yellow": 5}, "less than interval 5"),
-        ({"interval": 2.5}, "whole seconds"),
-        ({"seconds": 3}, "at most seconds 3"),
         ({"fixed_seed": 1000}, "from 0 to 999"),
-    ]:
-        with pytest.raises(ValueError, match=words):
-            TrafficLightsEnv(**kwargs)
+    ],
+)
+def test_wrong_arguments(kwargs, words):
+    with pytest.raises(ValueError, match=words):
+        TrafficLightsEnv(**kwargs)
 
 
 # ---- Processes ----
@@ -466,14 +372,7 @@ def is_running(pid):
     return True
 
 
-@needs_sumo
-def test_two_in_one_process(make):
-    """Steps of two environments, one after the other, are those of each alone."""
-    alone = [list(steps(make(), 20, seed)) for seed in (1, 2)]
-    assert list(zip(*(steps(make(), 20, seed) for seed in (1, 2)))) == list(zip(*alone))
-
-
-def closed(env, monkeypatch):
+def closed(env):
     """It ends the process, and twice is no error."""
     pid = env.sumo.process.pid
     assert is_running(pid)
@@ -484,7 +383,7 @@ def closed(env, monkeypatch):
         env.step([0, 0, 0])
 
 
-def died(env, monkeypatch):
+def died(env):
     """It is a sentence."""
     os.kill(env.sumo.process.pid, signal.SIGKILL)
     with pytest.raises(RuntimeError, match="The process of SUMO ended in step with exit code -9"):
@@ -494,56 +393,15 @@ def died(env, monkeypatch):
     assert not os.path.exists(env.sumo.folder)
 
 
-def interrupted(env, monkeypatch):
-    """Nobody takes an old answer for a new one."""
-
-    def interrupt(file):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(traffic.pickle, "load", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            env.step([0, 0, 0])
-    assert not env.sumo.is_open
-
-
 @needs_sumo
-@pytest.mark.parametrize("ended", [closed, died, interrupted])
-def test_process_that_ended(ended, make, monkeypatch):
+@pytest.mark.parametrize("ended", [closed, died])
+def test_process_that_ended(ended, make):
     """reset() begins another one."""
     env = make()
     env.close()
     expected = trace(env, 3, seed=0)
-    ended(env, monkeypatch)
+    ended(env)
     assert trace(env, 3, seed=0) == expected
-
-
-@needs_sumo
-def test_words_of_sumo(make):
-    """What SUMO says of a file that it cannot read is in the sentence."""
-    env = make()
-    env.files = ("nowhere.net.xml", *env.files[1:])
-    with pytest.raises(RuntimeError, match="(?s)SUMO failed in start.*nowhere.net.xml"):
-        env.reset(seed=0)
-
-
-@needs_sumo
-def test_parent_that_died():
-    """The process of SUMO ends with its parent, and its files with it."""
-    script = """if True:
-        import os, signal
-        from cleanrl_graph.envs.traffic import TrafficLightsEnv
-        env = TrafficLightsEnv('cologne1')
-        env.reset(seed=0)
-        print(env.sumo.process.pid, env.sumo.folder, flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    pid, folder = done.stdout.split()
-    for _ in range(100):
-        if not is_running(int(pid)) and not os.path.exists(folder):
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"{pid} runs, or {folder} is there")
 
 
 @needs_sumo
@@ -577,12 +435,3 @@ def test_render(make):
     for name in ("empty", "green", "light"):
         assert (last == traffic.COLOURS[name]).all(2).any()
     assert make().render() is None
-
-
-@needs_sumo
-def test_rules(make):
-    """Each plays; on the grid those that look are better than those that do not."""
-    env = make(map="grid4x4", seconds=1200, choose="phases")
-    costs = {rule: play_rule(env, rule, 0)["cost"] for rule in RULES}
-    worst = min(costs["random"], costs["fixed_time"])
-    assert max(costs["greedy"], costs["queue_pressure"]) < costs["max_pressure"] < worst

@@ -129,18 +129,10 @@ def test_entries_that_cannot_be_hidden(spec):
         assert str(error.value).endswith(str(env.observation_space))
 
 
-def test_vector_of_another_length():
-    """An observation that does not fit its space is no observation with other entries hidden."""
-    env = Probe()
-    env.observe = lambda: np.zeros(5, np.float32)
-    with pytest.raises(IndexError, match="axis is 5 but .* is 4"):
-        wrap(env, "hide:1").reset()
-
-
 # ---- z ----
 @pytest.mark.parametrize("kind", ["vector", "dict"])
 @pytest.mark.parametrize("truncates", [False, True])
-@pytest.mark.parametrize("info", [None, {}, {"group": "a", "eval": {"cost": 1}}])
+@pytest.mark.parametrize("info", [None, {"group": "a", "eval": {"cost": 1}}])
 def test_z_of_an_episode(info, truncates, kind):
     """It is in the options of reset, beside others, and in the space and the observation, whose
     other keys stay; where the episode ends, and there only, info names the skill or the third of
@@ -193,7 +185,7 @@ def test_z_that_is_asked_for():
 def test_z_that_cannot_be():
     """Of an unknown kind, or there already."""
     words = "z:skill:K or z:uniform:D with a number of at least 1 is needed"
-    wrong = "z z: z:skill z:skill:0 z:skill:x z:uniform:-1 z:normal:2 z:4 z:skill:4:5".split()
+    wrong = "z z:skill z:skill:0 z:normal:2 z:skill:4:5".split()
     for spec in wrong:
         with pytest.raises(Error, match=f"^--wrap {spec}: {words}"):
             wrap(Probe(), spec)
@@ -278,23 +270,6 @@ def test_turned_positions():
     assert turned["inner"]["mines"] == pytest.approx(obs["inner"]["mines"])
 
 
-def test_other_references():
-    """A vector, an element of the graph, a space without keys, and one that is not there."""
-    obs = wrap(Field(), "relative:target:0,1").reset()[0]
-    assert obs["inner"]["mines"].tolist() == [[-5, 1], [-2, -2]]
-    assert obs["target"].tolist() == [7, 3, 2]
-    obs = wrap(Field(), "relative:map:0,1").reset()[0]
-    assert obs["map"].nodes.tolist() == [[1, 0, 0], [-1, 1, 0]]
-    env = wrap(Field(cars=0), "relative:car:0,1")
-    assert env.reset()[0]["inner"]["mines"].tolist() == [[2, 4], [5, 1]]
-    space = Field().observation_space["car"]
-    plain = gym.wrappers.TransformObservation(Field(), lambda obs: obs["car"], space)
-    plain.unwrapped.cars = 2  # what is unbounded keeps its space
-    assert wrap(plain, "relative:obs:0,1").reset()[0][1, :2].tolist() == [2, 0]
-    env.unwrapped.observe = lambda: None  # the scripts name it
-    assert env.reset()[0] is None
-
-
 FORM = "relative:SET:X,Y or relative:SET:X,Y:DIRECTION is needed"
 
 
@@ -362,11 +337,9 @@ def test_own_wrappers(module):
     "text, arguments",
     [
         ("3", [3]),
-        ("-1:1.5", [-1, 1.5]),
         ('["image"]:x', [["image"], "x"]),
         ('{"a": [1, 2], "b": "c:d"}:true', [{"a": [1, 2], "b": "c:d"}, True]),
         ("tcp://host:3x:", ["tcp", "//host", "3x", ""]),
-        ("[1:2", ["[1", 2]),
     ],
 )
 def test_arguments(text, arguments, module):
@@ -396,9 +369,8 @@ CALLABLE = "of own_wrappers must be a callable"
     "spec, words",
     [
         ("skills", f"{NONE}; the forms are hide:1,3 hide:key z:skill:4 z:uniform:2 {REST}"),
-        *((spec, NONE) for spec in ("", ":same", "own_wrappers:", ".own_wrappers:same", "1,3")),
+        ("own_wrappers:", NONE),
         ("skill:4", f"there is no module 'skill' in {PLACES}; the forms are hide"),
-        ("own_wrappers.py:same", "there is no module 'own_wrappers.py'"),
         ("own_package.other:same", "there is no module 'own_package.other'"),
         ("own_wrappers:other", f"'other' {CALLABLE} .* has no attribute 'other'"),
         ("own_wrappers:number", rf"'number' {CALLABLE} that takes the environment and \[\]: 3 "),
@@ -427,17 +399,13 @@ def test_several_in_the_order_given():
 
 
 # ---- All ----
-PICKLED = ("hide:0", "z:skill:50", "z:uniform:3", "hide:3 z:skill:9", "own_wrappers:Scaled:3")
-
-
-@pytest.mark.parametrize("specs", PICKLED)
-@pytest.mark.parametrize("num_steps", [0, 4])
-def test_pickled_copies_go_on_alike(specs, num_steps, module):
+@pytest.mark.parametrize("specs", ["hide:3 z:skill:9", "z:uniform:3", "own_wrappers:Scaled:3"])
+def test_pickled_copies_go_on_alike(specs, module):
     """In the middle of an episode and through its end, with the z that follow."""
     env = Probe(length=3)
     for spec in specs.split():
         env = wrap(env, spec)
-    play(env, num_steps, 0)
+    play(env, 4, 0)
     copy = cloudpickle.loads(cloudpickle.dumps(env))
     for _ in range(20):
         rows = [e.step(0) for e in (env, copy)]

@@ -3,7 +3,6 @@ which value, what to do; what only looks wrong simply works. The cases are those
 what tries.py does with them has its test here."""
 
 import copy
-import importlib.metadata
 import re
 import textwrap
 from functools import partial
@@ -16,7 +15,7 @@ import tries
 from gymnasium import spaces
 from helpers import SmallEnv, make_envs, run, vector
 
-from cleanrl_graph import ppo_graph_agents, ppo_gtrxl, ppo_lstm_sparse
+from cleanrl_graph import ppo_graph_agents
 from cleanrl_graph.envs import fitting
 
 OURS = "cleanrl_graph.envs.wrappers"
@@ -34,15 +33,11 @@ WALKED = [
 ]
 IN_WORKERS = (  # a sentence of each place that finds one, and what a worker sends
     "observations: ids that are equal",
-    "observations: a key is missing",
     "observations: one buffer of all environments",
     "observations: none and 3,000 nodes in turn",
-    "observations: 100,000 numbers",
     "observations: a set of sets",
-    "actions: a graph",
     "returns: reward None",
     "returns: reset: nothing",
-    "returns: episode r nan",
     "raises: NoCopy",
     "raises: SystemExit",
     "raises: in its constructor",
@@ -97,19 +92,12 @@ def test_walk(name, num_workers, notes, capsys):
 
 
 RUNS = IN_RUNS | {
-    *("actions: a start below 0", "actions: one per node, stack=False", "actions: 1,000 numbers"),
-    *("actions: 1,200 bits", "actions: 1,200 bits, framestack", "actions: few rows, framestack"),
-    *("actions: mostly no row, stack=True", "actions: one per node, stack=True"),
-    *("observations: a view of a buffer", "observations: mask in a matrix"),
-    *("observations: width 0", "observations: width 0 beside a vector"),
-    "observations: nodes of one environment alone, ppo_lstm_sparse",
-    *("observations: nodes of width 0", "observations: width 0 in a set"),
-    *("observations: a/b beside a: {b}", "observations: space of big-endian integers"),
-    *("process: SIGTERM", "process: a worker sleeps", "process: a worker is killed"),
-    *("process: close() raises", "process: close() exits in a suite"),
-    *("process: raises when played", "process: changes the folder"),
-    "process: torch makes no gradients",
-    *("raises: SystemExit", "raises: in its constructor", "returns: info None"),
+    *("actions: a start below 0", "actions: parts per node", "actions: mostly no row, framestack"),
+    *("observations: a view of a buffer", "observations: width 0 in a set"),
+    "observations: nodes of one environment alone",
+    *("process: SIGTERM", "process: a worker is killed", "process: a worker sleeps"),
+    *("process: close() raises", "process: raises when played", "process: changes the folder"),
+    *("process: torch makes no gradients", "raises: SystemExit"),
 }
 
 
@@ -167,15 +155,8 @@ class Simple(SmallEnv):
         return 1.0
 
 
-class NoSeed(Simple):
+class Old(Simple):
     """Of the days before gymnasium."""
-
-    def reset(self):
-        return super().reset()
-
-
-class Old(NoSeed):
-    """Of the days before, too."""
 
     def reset(self):
         return super().reset()[0]
@@ -244,46 +225,26 @@ class Team(gym.Env):
         return self.observe(), list(rewards) if self.of == "tuple" else rewards, over, False, {}
 
 
-for kind in (Simple, NoSeed, Strict, Needy, Objectives, Team):
+for kind in (Old, Strict, Needy, Objectives, Team):
     gym.register(f"{kind.__name__}-v0", entry_point=kind)
-gym.register("Needy-v1", entry_point=lambda n_nodes: Simple())
-
-
-def fails(sentence, folder, **flags):
-    """A run ends with an error that the command line prints alone, with the sentence."""
-    with pytest.raises((ValueError, gym.error.Error, OSError, SystemExit)) as error:
-        run(folder, **flags)
-    assert re.search(sentence, str(error.value), re.S), error.value
-
-
-OF_AGENTS = (
-    r"reward is \[.*\], not a finite number: in ppo_graph_agents.py each agent has its own; "
-)
-OF_AGENTS += f"--wrap {OURS}:MeanReward takes the mean"
-OLD = r"reset.* \(an environment of gym's old interface needs .*argument 'seed'"
-NEEDS = r"""^--env-id Needy-v. \(give --env-kwargs '{"n_nodes": ...}'\): TypeError: [^\n]*$"""
-NOPE = r"^--env-id Simple-v0 \(its arguments are --env-kwargs\): TypeError: [^\n]*$"
-IN_FRAMES = r"^Traceback (?!.*Traceback).*in __init__\n.*env-kwargs\): TypeError: '>' not supported"
-TOO_FEW = r"Needy-v0 \(its arguments are --env-kwargs\): AssertionError: too few"
 
 
 @pytest.mark.parametrize(
     "name, kwargs, sentence",
     [
-        ("Team-v0", {}, OF_AGENTS),
-        ("NoSeed-v0", {}, OLD),
-        ("Strict-v0", {}, rf"\(where Python's int is needed: --wrap {OURS}:PythonInts\)"),
-        ("Simple-v0", {"nope": 1}, NOPE),
-        ("Needy-v0", {"size": 1}, NEEDS),
-        ("Needy-v0", {"n_nodes": 1}, '"size": '),
-        ("Needy-v0", {"n_nodes": -1, "size": 1}, TOO_FEW),  # which it has, and refuses
-        ("Needy-v0", {"n_nodes": "a", "size": 1}, IN_FRAMES),
-        ("Needy-v1", {}, NEEDS),
+        ("Team-v0", {}, f"reward is .*ppo_graph_agents.py.*--wrap {OURS}:MeanReward"),
+        ("Old-v0", {}, "gym's old interface"),
+        ("Strict-v0", {}, rf"Python's int is needed: --wrap {OURS}:PythonInts"),
+        ("Strict-v0", {"nope": 1}, "--env-id Strict-v0 .*--env-kwargs.*: TypeError"),
+        ("Needy-v0", {"size": 1}, '--env-id Needy-v0 .*--env-kwargs .*"n_nodes": '),
+        ("Needy-v0", {"n_nodes": -1, "size": 1}, "Needy-v0 .*AssertionError: too few"),
     ],
 )
 def test_advice(name, kwargs, sentence, tmp_path):
     """The flag, the script or the wrapper that an environment needs."""
-    fails(sentence, tmp_path, env_id=name, env_kwargs=kwargs)
+    with pytest.raises((ValueError, gym.error.Error, OSError, SystemExit)) as error:
+        run(tmp_path, env_id=name, env_kwargs=kwargs)
+    assert re.search(sentence, str(error.value), re.S), error.value
 
 
 @pytest.mark.parametrize("name", ["Team", "Objectives", "Strict", "Old"])
@@ -309,7 +270,7 @@ def test_advice_helps(name, tmp_path, monkeypatch):
         assert {value for _, value in result.scalars["charts/episodic_return"]} == {total}
 
 
-@pytest.mark.parametrize("of, lists_ends", [("tuple", True), ("dict", True), ("dict", False)])
+@pytest.mark.parametrize("of, lists_ends", [("tuple", True), ("dict", False)])
 def test_agents_become_a_set(of, lists_ends, tmp_path):
     """In the script of agents, by itself: they learn, and one that has ended is gone."""
     kwargs = {"of": of, "lists_ends": lists_ends}
@@ -321,57 +282,14 @@ def test_agents_become_a_set(of, lists_ends, tmp_path):
     assert rows == pytest.approx(8 / 3 if lists_ends else 3, abs=0.05)
 
 
-@pytest.mark.parametrize("script", [ppo_gtrxl, ppo_lstm_sparse], ids=lambda s: s.__name__)
-def test_more_minibatches_than_environments(script, tmp_path):
-    """They are pieces of the rollout in time; up to one for each step."""
-    for num in (4, 24):
-        result = run(tmp_path / str(num), script, env_id="Simple-v0", num_minibatches=num)
-        mismatch = result.scalars["debug/collection_mismatch"]
-        assert mismatch and all(0 <= value < 1e-5 for _, value in mismatch)
-
-
-# ---- Modules and the command line ----
-MODULES = {
-    "shy": "def register(needed): pass\ndef register_envs():\n"
-    "    gymnasium.register('Shy-v0', lambda: gymnasium.make('CartPole-v1'))",
-    "old": "def register_envs(): raise RuntimeError('old')",
-    "quiet": "def register(): pass",
-    "loud": "gymnasium.register('Loud-v0', entry_point='elsewhere:Loud')",
-}
-QUIET = r"\(quiet_module was imported and registered nothing: call its register function"
-
-
-def test_ids_of_modules(tmp_path, monkeypatch, notes):
-    """A module's register function is called; one without, or of a like name, is named."""
-    files = {f"{name}_module.py": f"import gymnasium\n{text}" for name, text in MODULES.items()}
-    files |= {
-        "grids/levels.py": "register(id='Toddler-Walk-v0')",
-        "grids-1.0.dist-info/METADATA": "Name: grids\nVersion: 1.0\nRequires-Dist: gymnasium>=1",
-        "grids-1.0.dist-info/RECORD": "grids/levels.py,,",
-    }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
+def test_a_module_that_registers_by_a_function(tmp_path, monkeypatch, notes):
+    """It is called, and that is said."""
+    text = """import gymnasium
+def register_envs():
+    gymnasium.register("Shy-v0", lambda: gymnasium.make("CartPole-v1"))
+"""
+    (tmp_path / "shy_module.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     run(tmp_path / "runs", env_id="shy_module:Shy-v0")
-    assert "called shy_module.register_envs(), which registers ids" in fitting.SAID.lines
-    packages = {"minigrid": ["Minigrid"], "ale_py": ["ale-py"], "mo_gymnasium": ["mo-gymnasium"]}
-    packages |= {"grids": ["grids"]}
-    monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: packages)
-    other = r"\(or module:Name-v0\)"
-    imported = r"\(not imported\? --env-id {}\)"
-    for k, (env_id, sentence) in enumerate(
-        [
-            ("old_module:Older-v1", f"{other}: RuntimeError: old"),
-            ("quiet_module:Quiet-v0", QUIET),  # imported now
-            ("quiet_module:Quiet-v0", QUIET),  # and before
-            ("loud_module:Lood-v0", other),
-            ("MiniGridder-Empty-v0", imported.format("minigrid:MiniGridder-Empty-v0")),
-            ("ALE/Nothing-v5", imported.format("ale_py:ALE/Nothing-v5")),
-            ("Gymnasium-v0", other),
-            ("Toddler-Walk-v0", imported.format("grids:Toddler-Walk-v0")),
-            ("Toddler-Run-v0", other),
-        ]
-    ):
-        fails(sentence, tmp_path / f"{k}", env_id=env_id)
-    del gym.registry["Loud-v0"], gym.registry["Shy-v0"]
+    assert any("shy_module.register_envs()" in line for line in fitting.SAID.lines)
+    del gym.registry["Shy-v0"]

@@ -1,5 +1,5 @@
-"""Environments parametrised per copy (a list of --env-kwargs), policies given a z per episode
-(--wrap z:...)."""
+"""Copies of an environment have entries of a list of --env-kwargs, and policies a z per episode
+(--wrap z:...): logs and evaluations have a name for each, and one policy learns all."""
 
 import contextlib
 import csv
@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from helpers import MASK, run, small_args, train_events, vector
+from helpers import run, small_args, train_events, vector
 from processes import train_ranks
 
 from cleanrl_graph import ppo_graph
@@ -17,24 +17,19 @@ from cleanrl_graph.services.command import envs_of
 
 
 class Family(gym.Env):
-    """Shows [number, z[0], step] with the z of its last reset, -1 without; with `as_set` in a Dict,
-    beside a set to choose from. The reward is `number` + z[0]; episodes have 2 + `number` steps and
-    are truncated where `number` is odd."""
+    """Shows [number, z[0], step] with the z of its last reset, -1 without. The reward is `number` +
+    z[0]; episodes have 2 + `number` steps and are truncated where `number` is odd."""
 
     metadata, eval_suites = {"render_modes": ["rgb_array"]}, {"two": [{"number": 5}, {"number": 6}]}
 
-    def __init__(self, number=0, actions=3, as_set=False, low=-9.0, render_mode=None):
-        self.number, self.as_set, self.render_mode = number, as_set, render_mode
-        self.action_space = spaces.Discrete(actions)
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, number=0, low=-9.0, render_mode=None):
+        self.number, self.render_mode = number, render_mode
         self.observation_space = vector(3, low=low, high=99.0)
-        if as_set:
-            parts = dict(action_mask=MASK, s=spaces.Sequence(vector(1), stack=True))
-            self.observation_space = spaces.Dict(x=self.observation_space, **parts)
 
     def observe(self):
-        x = np.array([self.number, np.ravel(self.z)[0], self.t], np.float32)
-        one = np.ones((2, 1), np.float32)
-        return {"x": x, "s": one, "action_mask": np.ones(2, np.int8)} if self.as_set else x
+        return np.array([self.number, np.ravel(self.z)[0], self.t], np.float32)
 
     def reset(self, *, seed=None, options=None):
         self.z, self.t = (options or {}).get("z", -1), 0
@@ -82,21 +77,15 @@ def test_ranks_cover_the_list(tmp_path):
     assert len(log["charts/episodic_length"]) == 26 and len(log["losses/value_loss"]) == 2
 
 
-SHOPS = [{"jobs": 3, "machines": 3}, {"instance": "la01"}]
-SETS = [{"as_set": True}, {"as_set": True, "actions": 9, "low": -1.0}]
-
-
-@pytest.mark.parametrize("env_id, tasks", [("Family-v0", SETS), ("envs:JobShop-v0", SHOPS)])
-def test_spaces_that_fit(env_id, tasks):
-    """Numbers of rows to choose from may differ, and bounds of a Box."""
-    args = small_args(num_envs=4, env_id=env_id, env_kwargs=tasks)
+def test_spaces_that_fit():
+    """Numbers of rows to choose from may differ."""
+    tasks = [{"jobs": 3, "machines": 3}, {"instance": "la01"}]
+    args = small_args(num_envs=4, env_id="envs:JobShop-v0", env_kwargs=tasks)
     with contextlib.closing(envs_of(ppo_graph, args)) as envs:
         envs.reset(0)
 
 
 # ---- z ----
-
-
 def test_names_of_z_in_the_log(tmp_path):
     """Per skill; for numbers per third of the first one; with a list per entry, too."""
     flags = dict(env_id="Family-v0", num_steps=100, total_timesteps=300, num_minibatches=1)
@@ -165,11 +154,9 @@ def test_skill_graph_optimum_and_bound():
             obs, _ = env.reset(options={"z": z})
     assert totals.tolist() == [[25 * 8] * 4, [0, 0, 25 * 8, 0]]
     assert totals[1].mean() / 25 == env.best_blind_return == 2
-    for wrong in (4, -1, np.float32([0.2, 0.3])):
+    for wrong in (4, np.float32([0.2, 0.3])):
         with pytest.raises(ValueError, match="from 0 to 3"):
             env.reset(options={"z": wrong})
-    with pytest.raises(ValueError, match="num_skills 5"):
-        gym.make("cleanrl_graph.envs:SkillGraph-v0", num_skills=5, max_nodes=4)
 
 
 @pytest.mark.slow

@@ -1,14 +1,10 @@
-"""What the README says is so: its diffs apply to the scripts and its environment trains,
-what was trained plays in a program of one's own, its links, flags and environments exist, and
-CI runs its test command."""
+"""What the README says is so: its diffs apply to the scripts and its environment trains, what was
+trained plays in a program of one's own, and links, flags, files and environments exist."""
 
-import ast
 import importlib.util
 import re
-import shutil
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import gymnasium as gym
@@ -22,7 +18,6 @@ from torch_geometric import nn as pyg
 
 from cleanrl_graph import load_policy, ppo_graph, ppo_graph_aux, services
 from cleanrl_graph.envs import job_shop
-from cleanrl_graph.services import check, command
 from cleanrl_graph.services.arguments import args_of
 
 ROOT = Path(__file__).parents[2]
@@ -75,20 +70,6 @@ def train(module, run_dir, **flags):
     assert scalars["debug/collection_mismatch"][0] < 1e-5
     assert all(np.isfinite(values).all() for values in scalars.values())
     return scalars
-
-
-@pytest.mark.skipif(not shutil.which("git"), reason="needs git")
-@pytest.mark.parametrize("title", ["A message passing layer", "An action head", "A term of the"])
-def test_git_applies_the_diffs(tmp_path, title):
-    """As they stand in the README, to ppo_graph.py, whatever its lines are by now."""
-    path = tmp_path / "cleanrl_graph" / "ppo_graph.py"
-    path.parent.mkdir()
-    text = (ROOT / "cleanrl_graph" / "ppo_graph.py").read_text()
-    path.write_text(text)
-    (diff,) = fences("diff", title)
-    (tmp_path / "change.diff").write_text(diff)
-    subprocess.run(["git", "apply", "change.diff"], cwd=tmp_path, check=True)
-    assert path.read_text() == apply(text, diff) != text
 
 
 class Target(SmallEnv):
@@ -231,12 +212,6 @@ def test_what_was_trained_plays(tmp_path, monkeypatch, script):
     assert len(rewards) == played.rows[0]["length"]
 
 
-def test_claims_name_no_commit():
-    """A figure is that of the code beside it; commits stand in the tables."""
-    for path in (README, TABLES):
-        assert not re.findall(r"\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,40}\b", path.read_text())
-
-
 PAGES = [
     *ROOT.glob("*.md"),
     *(ROOT / "benchmark").glob("*.md"),
@@ -247,8 +222,9 @@ PAGES = [
 
 
 def is_there(path, link):
-    """Whether a page can link to a file, or to a section of one that has its name."""
-    name, _, section = link.partition("#")
+    """Whether a page can link to a file, or to a section of one that has its name. Links to lines
+    are checked by doc_lines.py."""
+    name, _, section = re.sub(r"#L\d+$", "", link).partition("#")
     file = path.parent / name
     return file.exists() and (not section or f'<a id="{section}">' in file.read_text())
 
@@ -273,27 +249,6 @@ def test_flags():
     for script in (ppo_graph, ppo_graph_aux):
         known |= {name.replace("_", "-") for name in vars(args_of(script))}
     assert not set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)", TEXT)) - known
-
-
-def test_what_services_need():
-    """CONTRIBUTING.md names all of it, and the version."""
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    (section,) = re.findall(r"^## A script and the services(.*?)^## ", text, re.S | re.M)
-    assert not [name for name in command.NAMES if not re.search(rf"`{name}[`(]", section)]
-    assert f"version={command.VERSION})" in section and f"Version {command.VERSION} " in section
-    assert set(check.OWN) <= set(re.findall(r"`(\w+)`", section))
-
-
-def test_code_that_reads_well():
-    """What CONTRIBUTING.md shows is what stands in the script."""
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    (section,) = re.findall(r"^## Code that reads well(.*?)^## ", text, re.S | re.M)
-    script = textwrap.dedent((ROOT / "cleanrl_graph" / "ppo_graph.py").read_text())
-    shown = re.findall(r"```python\n(.*?)```", section, re.S)
-    assert len(shown) == 2
-    for code in shown:
-        indented = [textwrap.indent(code, " " * k) for k in (0, 8)]
-        assert any(each in script for each in indented), code
 
 
 def test_the_first_script():
@@ -323,53 +278,11 @@ def test_environments():
         gym.make(f"cleanrl_graph.envs:{name}", disable_env_checker=True).close()
 
 
-def test_requirements_list_all_that_is_imported():
-    """Every package that is imported, but those of optional environments."""
-    pinned = {line.split("==")[0] for line in (ROOT / "requirements.txt").read_text().split()}
-    found = set()
-    for path in (ROOT / "cleanrl_graph").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom):
-                found.add(node.module.split(".")[0])
-            if isinstance(node, ast.Import):
-                found |= {alias.name.split(".")[0] for alias in node.names}
-    names = {"PIL": "pillow", "torch_geometric": "torch-geometric"}
-    own = {"cleanrl_graph", *(path.stem for path in (ROOT / "cleanrl_graph").rglob("*"))}
-    packages = {names.get(name, name) for name in found - own - set(sys.stdlib_module_names)}
-    assert packages - {"ale_py", "cv2", "entity_gym", "libsumo"} <= pinned
-
-
-@pytest.mark.parametrize("fast, slow, style", [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)])
-def test_ci_runs_the_test_command_and_the_slow_tests(fast, slow, style, tmp_path):
-    """.ci/run takes the command from the README as it stands, makes that of the slow tests from it,
-    checks format and rules, and fails where one of these does, but not where there is no Triton.
-    The workflow takes it as .ci/run does."""
+def test_ci_takes_the_command_of_the_readme():
+    """.ci/run and the workflow take the test command from the README as it stands."""
     files = (".ci/run", ".github/workflows/tests.yml")
-    ours, theirs = (re.findall(r"\$\(sed .*\)", (ROOT / name).read_text()) for name in files)
+    ours, theirs = (re.findall(r"\$\((sed .*)\)", (ROOT / name).read_text()) for name in files)
     assert len(ours) == 1 and ours == theirs
-    files = {
-        "README.md": README.read_text(),
-        ".ci/run": (ROOT / ".ci" / "run").read_text(),
-        "python3": "#!/bin/sh",
-        ".venv/bin/pip": '#!/bin/sh\ncase "$*" in *--target*) exit 1;; esac',
-        ".venv/bin/ruff": f"#!/bin/sh\n[ $1 = format ] || exit {style}",
-        ".venv/bin/python": f"""#!/bin/sh
-echo "$@"
-case "$*" in *"not slow") exit {fast};; *slow) exit {slow};; esac""",
-    }
-    for name, text in files.items():
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True, parents=True)
-        path.write_text(text)
-        path.chmod(0o755)
-    more = dict(capture_output=True, text=True, env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
-    result = subprocess.run(["bash", ".ci/run"], cwd=tmp_path, **more)
-    tests = "-m pytest -q -n 2 --dist loadfile tests -m"
-    command = f"OMP_NUM_THREADS=1 .venv/bin/python {tests}"
-    assert result.returncode == fast + slow + style, result.stderr
-    install = "python3 -m venv .venv && .venv/bin/pip install -q -r requirements.txt"
-    triton = ".venv/bin/pip install -q --no-deps --target .venv/triton -r benchmark/gpu/"
-    style = [f".venv/bin/ruff {words} ." for words in ("format --check", "check")]
-    said = [f'{install} && {command} "not slow"', f"{tests} not slow"]
-    said += [f"{triton}requirements-lowering.txt || true", *style, f"{command} slow"]
-    assert result.stdout.splitlines() == [*said, f"{tests} slow"]
+    done = subprocess.run(["bash", "-c", *ours], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.strip() in README.read_text() and "pytest" in done.stdout
+    assert done.stdout.strip().endswith('-m "not slow"')

@@ -187,8 +187,6 @@ OUTER = spaces.Dict(b=INNER, a=spaces.Discrete(4, start=1))
     [
         (spaces.Discrete(3, start=5), 6, [1]),
         (MATRIX, np.array([[2, 2], [-1, 6]]), [1, 2, 0, 1]),
-        (spaces.MultiBinary(2), np.array([0, 1], np.int8), [0, 1]),
-        (spaces.Box(-1, 1, (2, 1)), np.array([[0.5], [-0.25]]), [0.5, -0.25]),
         (OUTER, {"a": 2, "b": (1, np.array([0.5]))}, [1, 0.5, 1]),
     ],
 )
@@ -207,11 +205,7 @@ MIXED_WIDTHS = spaces.Box(np.array([0, -5, 7]), np.array([1000, 2**40, 7]), dtyp
 @pytest.mark.parametrize(
     "space, action",
     [
-        (spaces.Box(0, 1000, (2,), np.int32), [500, 37]),
-        (spaces.Box(-5, 5, (2,), np.int8), [-3, 5]),
         (MIXED_WIDTHS, [999, 3, 7]),
-        (spaces.Box(-(2**28), 2**28, (1,), np.int64), [2**27 + 64]),
-        (spaces.Box(1e8, 1e8 + 1, (1,), np.float64), [1e8 + 0.75]),
         (spaces.Box(np.float32([2, -1]), np.float32([2, 1])), [2, 0.25]),
         (spaces.Tuple([spaces.Box(0, 500, (), np.int16), spaces.Discrete(3)]), (20, 2)),
     ],
@@ -277,26 +271,6 @@ def test_file_comes_back(tmp_path):
         assert np.array_equal(np.concatenate(rows), data[f"values/{leaf.path}"])
 
 
-@pytest.mark.parametrize(
-    "name, dtype",
-    [
-        ("values/g.edge_links", np.int64),  # of older files
-        *(("values/g.nodes", np.float64), ("values/gear", np.int16), ("counts/g.nodes", np.uint64)),
-        *(("actions", np.float64), ("actions", np.uint8)),
-    ],
-)
-def test_other_sizes_of_numbers(name, dtype, tmp_path):
-    """They are read as those that the script has. Demonstrations of larger environments are read
-    where the rows are what is chosen from."""
-    data, envs = recorded(), envs_with(ALL, spaces.Discrete(2))
-    flat, actions = load(file_of(tmp_path, data | {name: data[name].astype(dtype)}), envs)
-    for leaf, values in zip(envs.leaves, flat.values):
-        expected = data[f"values/{leaf.path}"]
-        assert np.array_equal(values, expected) and values.numpy().dtype == leaf.dtype
-    assert all(num.dtype == np.int64 for num in flat.counts.values())
-    assert np.array_equal(actions, data["actions"]) and actions.dtype == torch.float32
-
-
 def test_file_that_cannot_be_written(tmp_path):
     """An error, and what was there before stays."""
     with pytest.raises(SystemExit, match="cannot write .*missing.*Errno"):
@@ -326,10 +300,6 @@ def roll(name):
     return change(name, lambda array: np.roll(array, 1))
 
 
-def without_steps(data):
-    data.update({name: data[name][:0] for name in data if "/" in name or name == "actions"})
-
-
 def more_leaves(data):
     data["values/more"] = data["actions"]
 
@@ -337,40 +307,27 @@ def more_leaves(data):
 NODES, LINKS = "leaf 'g.nodes'", "leaf 'g.edge_links'"
 COUNTS = f"{NODES}: counts of 6 steps and"
 SHAPE = r"where \[steps, 1\] is needed"
-SHAPES = (  # of a category, of numbers, of rows
+SHAPES = (  # of a category, of rows
     r"shape \(\) where dtype int64, shape \(\) is declared",
-    r"shape \(2,\) where dtype float32, shape \(2,\) is",
     r"shape \(2, 2\) where dtype float32, shape \('rows', 3\) is declared",
 )
-GEAR, SPEED = "step 0, leaf 'gear'", "step 0, leaf 'speed'"
+GEAR = "step 0, leaf 'gear'"
 MISFITS = [
     (change("format", lambda _: "other"), "its format is other, this script reads cleanrl_graph-d"),
-    (drop("format"), "its format is None"),
     (more_leaves, r"it has the leaves \[.*'more'.*\], the environment \['action"),
-    (drop("values/gear"), r"it has the leaves .*, the environment \[.*'gear'"),
     (change("values/gear", lambda x: x.astype(float)), rf"{GEAR}: dtype float64, {SHAPES[0]}"),
-    (change("values/speed", lambda x: x.astype(str)), rf"{SPEED}: dtype <U\d+, {SHAPES[1]}"),
-    (change("values/g.nodes", lambda x: x[:, :2]), f"step 0, {NODES}: dtype float32, {SHAPES[2]}"),
-    (drop("counts/g.nodes"), f"{NODES}: counts of 0 steps and 0 rows where there are 6 steps and "),
+    (change("values/g.nodes", lambda x: x[:, :2]), f"step 0, {NODES}: dtype float32, {SHAPES[1]}"),
     (drop("actions"), "it has no actions"),
-    (change("counts/g.nodes", lambda x: x[1:]), f"{NODES}: counts of 5 steps and 16 rows"),
     (put("counts/g.nodes", 0, 3), f"{COUNTS} 19 rows where there are 6 steps and 18 rows"),
-    (put("counts/g.nodes", slice(2), (-1, 6)), f"{COUNTS} 18 rows where"),
-    (without_steps, "it has no actions"),
     (roll("counts/action_mask"), "step 0, leaf 'action_mask': 4 rows where 'g.nodes' has 2"),
-    (roll("counts/g.edge_links"), "step 0, leaf 'g.edges': 1 rows where 'g.edge_links' has 3"),
     (put("values/g.nodes", (5, 1), np.nan), f"step 2, {NODES}: value nan in row 0"),
-    (put("values/speed", (4, 0), np.inf), "step 4, leaf 'speed': value inf"),
     (put("values/g.edge_links", (1, 0), 3), f"step 1, {LINKS}: value 3 in row 0 of a graph with 3"),
-    (put("values/g.edge_links", (0, 1), -1), f"step 0, {LINKS}: value -1 in row 0 of a graph with"),
     (put("values/g.edges", (11, 1), 4), "step 5, leaf 'g.edges': value 4 in row 2"),
     (put("values/gear", 3, 3), "step 3, leaf 'gear': value 3"),
-    (put("values/gear", 0, -3), f"{GEAR}: value -3"),
     (put("actions", (3, 0), 2), r"step 3: part 0 of the action, \[2\], is out of range"),
     (put("actions", (0, 0), -1), r"step 0: part 0 of the action, \[-1\], is out of range"),
     (put("actions", (4, 0), 0), r"step 4: part 0 of the action, \[0\], is masked"),
     (change("actions", lambda x: x[:, :0]), rf"actions of shape \(6, 0\) {SHAPE}"),
-    (change("actions", lambda x: x[:, 0]), rf"actions of shape \(6,\) {SHAPE}"),
     (change("actions", lambda x: x + 0.5), r"step 0: part 0 of the action, \[1.5\], is out of ran"),
 ]
 
@@ -403,8 +360,6 @@ OPTIONS = {"action_mask": spaces.MultiBinary(5)}  # services add two entries for
     [
         ([2, 0, 1, 1, -7.5], [0, 0, 1, 0, 1], None),
         ([2, 0, 1, 1, 0.0], [1, 1, 0, 1, 1], r"part 0 of the action, \[2.0\], is masked"),
-        ([2, 0, 1, 1, 0.0], [1, 1, 1, 1, 0], r"part 2 of the action, \[1.0\], is masked"),
-        ([3, 0, 1, 1, 0.0], [1, 1, 1, 1, 1], r"part 0 of the action, \[3.0\], is out of range"),
         ([0, 0, 2, 1, 0.0], [1, 1, 1, 1, 1], r"part 1 of .* \[0.0, 2.0\], is out of range"),
         ([0, 0, 1, 1, np.nan], [1, 1, 1, 1, 1], r"part 3 of the action, \[nan\], is out of range"),
     ],
@@ -434,7 +389,6 @@ def test_composite_actions(action, mask, problem, tmp_path):
     [
         ("nodes", GRAPH, 2),
         ("auto", GRAPH | AVAIL, 3),
-        ("nodes", GRAPH | AVAIL | ROW_MASK, 2),
         ("edges", GRAPH | AVAIL, 1),
     ],
 )
@@ -490,19 +444,15 @@ def test_policies_by_name(tmp_path, monkeypatch):
     text = "def {}(env, obs, rng):\n    return 7\n\nlimit = 3\n"
     (tmp_path / "my_rules.py").write_text(text.format("first"))
     (tmp_path / "my_broken.py").write_text("import no_such_thing_at_all\n")
-    (tmp_path / "my_failing.py").write_text("raise ValueError('not today')\n")
     assert demos.find_policy("my_rules:first")(None, None, None) == 7
     assert demos.find_policy("cleanrl_graph.envs.job_shop:mwkr") is job_shop.mwkr
     assert demos.find_policy("envs.job_shop:mwkr") is job_shop.mwkr
-    wrong = "my_rules:second my_rules:limit my_rules my_rules.sub:first nowhere:first"
-    for name in (*wrong.split(), "envs.nowhere:first", ":first", ""):
+    for name in ("my_rules:second", "my_rules:limit", "my_rules", "nowhere:first", ""):
         words = f"policy {name}: there is no such function; module:name is needed"
         with pytest.raises(SystemExit, match=words):
             demos.find_policy(name)
     with pytest.raises(ModuleNotFoundError, match="no_such_thing_at_all"):
         demos.find_policy("my_broken:first")
-    with pytest.raises(ValueError, match="not today"):
-        demos.find_policy("my_failing:first")
     (tmp_path / "envs" / "job_shop.py").write_text(text.format("mwkr"))
     own = ("envs", "envs.job_shop", "my_rules")
     for name in own[:2]:

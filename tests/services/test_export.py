@@ -235,13 +235,9 @@ KINDS = {
     "choice": kind("graph_edges", head="nodes"),
     "pair": kind("graph_categories", head="pair", autoregressive=True),
     "edges": dict(env_id="envs:BestEdge-v0"),
-    "set": kind("set_of_dict", head="avail_actions"),
-    "sequence": dict(env_id="envs:NeighbourMean-v0", gnn="gatv2"),
     "colours": dict(env_id="envs:Colouring-v0", gnn="transformer"),
-    "verb": dict(env_id="envs:VerbObject-v0", autoregressive=True),
     "verb, rows": dict(env_id="envs:VerbObject-v0", env_kwargs={"as_rows": True})
     | dict(autoregressive=True),
-    "switches": dict(env_id="envs:Switches-v0"),
     "switches of rows": dict(env_id="envs:Switches-v0", env_kwargs={"in_rows": True}),
     "pointers": dict(env_id="envs:Assign-v0"),
     "for all": dict(env_id="envs:Convoy-v0", autoregressive=True),
@@ -249,11 +245,9 @@ KINDS = {
     "composite": kind("mixed", "mixed"),
     "masked": kind("vector", "multidiscrete", "mask"),
     "job_shop": dict(env_id="envs:JobShop-v0", gnn="gin"),
-    "bits": kind("set", "bits"),
     "multidiscrete": kind("graph_edges", "multidiscrete", gnn="sage", gnn_aggr="max"),
     "image": kind("image_chw"),
     "vector": kind("vector", "box", state_dependent_std=True, norm_obs=True),
-    "embedded": kind("embedded"),
     "set_layers": kind("set_of_dict", head="avail_actions", set_layers=2),
     "context": kind("mixed", "mixed", graph_context=True),
 }
@@ -288,20 +282,17 @@ NODES = {"observation": "set", "head": "nodes"}
 EXPLORE = dict(env_id="envs:GraphExplore-v0")
 MEMORIES = {
     "framestack": ("ppo_framestack", dict(env_kwargs=GRAPH)),
-    "gap": ("ppo_framestack", dict(env_kwargs=NODES, obs_shifts="-3,-1", action_shifts="")),
     "frames": ("ppo_framestack", kind("image_hwc", obs_shifts="-2:0", reward_shifts="-1")),
     "lstm": ("ppo_lstm_sparse", dict(env_kwargs=GRAPH, prev_reward=True)),
     "gru": ("ppo_lstm_sparse", dict(env_kwargs=NODES, cell="gru", prev_action=False)),
     "mingru": ("ppo_lstm_sparse", dict(env_kwargs=GRAPH, cell="mingru")),
     "per_node": ("ppo_lstm_sparse", EXPLORE | dict(prev_reward=True)),
-    "gru_per_node": ("ppo_lstm_sparse", EXPLORE | dict(cell="gru")),
     "gtrxl": ("ppo_gtrxl", dict(env_kwargs=GRAPH, dim=16, num_layers=2, prev_reward=True)),
     "window": ("ppo_gtrxl", dict(env_kwargs=NODES, dim=16, memory_length=2, prev_action=False)),
     "rows": ("ppo_gtrxl", dict(env_id="envs:NeighbourMean-v0", dim=16)),
 }
 PLAYED = {name: ("ppo_graph", flags) for name, flags in KINDS.items()} | MEMORIES
-for name in ("ppo_graph_agents", "ppo_graph_aux", "ppo_graph_compile"):
-    PLAYED[name] = name, dict(env_id="envs:Crowd-v0")
+PLAYED["agents"] = "ppo_graph_agents", dict(env_id="envs:Crowd-v0")
 
 
 @pytest.mark.slow

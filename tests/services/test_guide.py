@@ -61,8 +61,9 @@ def test_programs(program, tmp_path, monkeypatch):
 def test_files_of_the_table(tmp_path):
     """Each is there after a run, and nothing else is but the lock."""
     patterns = re.findall(r"`([\w.*]+)`", "".join(re.findall(r"^\| (`.*?) \|", TEXT, re.M)))
-    assert len(patterns) == 7
-    run(tmp_path, env_id="CartPole-v1", checkpoint_every=1, save_model=True, eval_episodes=1)
+    assert len(patterns) == 9
+    flags = dict(checkpoint_every=1, save_model=True, eval_episodes=1, eval_every=1)
+    run(tmp_path, env_id="CartPole-v1", **flags)
     folder = run_folder(tmp_path)
     found = {path for pattern in patterns for path in folder.glob(pattern)}
     assert all(list(folder.glob(pattern)) for pattern in patterns)

@@ -1,5 +1,6 @@
 """A trained policy in a program of one's own: it does what `play` does, in every script."""
 
+import copy
 import importlib
 import json
 import multiprocessing
@@ -14,13 +15,13 @@ import pytest
 import shared_blocks
 import torch
 from gymnasium import spaces
-from helpers import command, make_envs, run, run_folder, small_args
+from helpers import make_envs, run, run_folder, small_args
 
 from cleanrl_graph import ppo_graph, services
 from cleanrl_graph.services import checkpoint
 from cleanrl_graph.services.arguments import args_of, given_in
 from cleanrl_graph.services.check import UsageError
-from cleanrl_graph.services.policy import load_policy, model_file, take_flags
+from cleanrl_graph.services.policy import load_policy, take_flags
 
 FOLDER = Path(ppo_graph.__file__).parent
 SCRIPTS = [path.stem for path in shared_blocks.scripts(FOLDER)]
@@ -75,9 +76,11 @@ def same(ours, theirs):
     return len(ours) == len(theirs) and all(np.allclose(a, b, atol=2e-4) for a, b in pairs)
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+NODES = {"observation": "set", "head": "nodes"}
+
+
 @pytest.mark.parametrize(
-    "env_kwargs", [NAMED, {"observation": "set", "head": "nodes"}], ids=["box", "nodes"]
+    "name, env_kwargs", [(name, NAMED) for name in SCRIPTS] + [(name, NODES) for name in MEMORIES]
 )
 def test_as_play_does(tmp_path, name, env_kwargs):
     """One environment after the other by one policy, which forgets at each episode's start; memory
@@ -96,11 +99,10 @@ def test_as_play_does(tmp_path, name, env_kwargs):
         assert same(first(), played[0])
 
 
-@pytest.mark.parametrize("name", ["ppo_graph", *MEMORIES])
 @pytest.mark.parametrize(
-    "flags",
-    [{"env_kwargs": NAMED}, {"env_id": "envs:Colouring-v0"}, {"env_id": "envs:NeighbourMean-v0"}],
-    ids=["box", "colours", "rows"],
+    "name, flags",
+    [(name, {"env_kwargs": NAMED}) for name in MEMORIES]
+    + [(name, {"env_id": "envs:NeighbourMean-v0"}) for name in ("ppo_graph", "ppo_gtrxl")],
 )
 def test_many_environments(tmp_path, name, flags):
     """All environments at once; those whose episodes end begin others, as in `play`; with an action
@@ -125,7 +127,7 @@ def test_many_environments(tmp_path, name, flags):
             policy(observations[:2])
 
 
-@pytest.mark.parametrize("kind", ["vector", "discrete", "graph", "mixed"])
+@pytest.mark.parametrize("kind", ["vector", "graph"])
 def test_one_observation_for_many_environments(tmp_path, kind):
     """A list is asked for, also where the observation has as many entries as there are
     environments; an array of observations is as good as a list."""
@@ -139,8 +141,7 @@ def test_one_observation_for_many_environments(tmp_path, kind):
         assert same(policy(np.stack([obs] * 4)), policy((obs,) * 4))
 
 
-@pytest.mark.parametrize("name", ["ppo_graph", "ppo_gtrxl"])
-def test_details(tmp_path, name):
+def test_details(tmp_path, name="ppo_gtrxl"):
     """Log-probability and value are the network's: what it says of that action."""
     saved(tmp_path / "model.pt", name, env_id="CartPole-v1")
     policy = load_policy(tmp_path / "model.pt", num_envs=3)
@@ -164,17 +165,21 @@ def test_no_value_without_the_critic(tmp_path):
 
 
 def test_sampled_actions(tmp_path):
-    """Not greedy: actions are drawn from the policy's distribution, by torch's generator."""
+    """Not greedy: actions are drawn from the policy's distribution, by its own generator."""
     saved(tmp_path / "model.pt", "ppo_graph", env_kwargs=NAMED)
     policy = load_policy(tmp_path / "model.pt", greedy=False)
     obs = policy.make_env().reset(seed=1)[0]
     draws = [policy(obs) for _ in range(2)]
-    torch.manual_seed(0), policy(obs), torch.manual_seed(0)
     assert not same(draws[:1], draws[1:])
-    torch.manual_seed(3)
+    policy.generator.manual_seed(3)
     first = policy(obs)
-    torch.manual_seed(3)
+    policy.generator.manual_seed(3)
     assert same([first], [policy(obs)])
+    copies = [copy.deepcopy(policy), pickle.loads(pickle.dumps(policy))]
+    wanted = [policy(obs) for _ in range(9)]
+    for other in copies:
+        torch.manual_seed(7)
+        assert same([other(obs) for _ in range(9)], wanted)
 
 
 def test_spaces_are_enough(tmp_path):
@@ -218,7 +223,7 @@ def test_what_does_not_fit(tmp_path):
     old = (
         r"old.pt: .*it is of ppo_graph.py and Random-v0, its weights do not fit .* this script was "
     )
-    old += r"changed .*policy.* is one of 4 that differ$"
+    old += r"changed .*policy.* is one of 4 that differ(; --load-matching takes those that fit)?$"
     lstm = r"flags \['lstm_dim'\], ppo_graph does not; it is of ppo_lstm_sparse"
     other = "(?s)observation space Box.*action space Discrete.*it is of ppo_graph"
     for name, sentence, more in [
@@ -231,20 +236,11 @@ def test_what_does_not_fit(tmp_path):
     ]:
         with pytest.raises(ValueError, match=sentence):
             load_policy(tmp_path / name, **more)
-        if name in ("old.pt", "nan.pt"):
-            words = f"--load-model .*{sentence}"
-            with pytest.raises((SystemExit, ValueError), match=words) as error:
-                run(tmp_path / "runs", load_model=str(tmp_path / name))
-            assert "\n" not in str(error.value)
     policy = load_policy(path)
     with pytest.raises(ValueError, match="env 0, leaf 'obs.nodes', step 1: cannot be read"):
         policy(np.zeros(3))
-    assert repr(policy) == f"<policy of Random-v0, ppo_graph, {path}>" and policy.path == path
     with pytest.raises(OSError):
         load_policy(tmp_path / "none.pt")
-    with pytest.raises((SystemExit, ValueError), match="--load-model .*/none: No such file"):
-        run(tmp_path / "runs", load_model=str(tmp_path / "none"))
-    assert isinstance(policy.observation_space, spaces.Graph)
 
 
 def test_folder_of_runs(tmp_path):
@@ -261,12 +257,6 @@ def test_folder_of_runs(tmp_path):
         for given in (load_policy(tmp_path / "runs"), load_policy(path)):
             state = given.agent.state_dict()
             assert all(torch.equal(state[name], value) for name, value in weights.items())
-    args = small_args(
-        ppo_graph, env_id="CartPole-v1", run_dir=str(tmp_path / "stopped"), checkpoint_every=1
-    )
-    services.run(ppo_graph, args, save_model=False)
-    (stopped,) = (tmp_path / "stopped").iterdir()
-    assert model_file(tmp_path) == str(max(stopped.glob("*.ckpt")))
     rows = run(tmp_path / "b", load_model=str(tmp_path / "runs"), total_timesteps=0).rows
     assert rows == run(tmp_path / "c", load_model=str(path), total_timesteps=0).rows
 
@@ -307,10 +297,7 @@ def test_all_entries_of_a_list(tmp_path):
 # ---- --load-model: flags of the file ----
 NETWORK = {
     "ppo_graph": dict(hidden_dims=(12,), gnn="sage", norm_obs=True),
-    "ppo_framestack": dict(obs_shifts="-2:0", action_shifts=""),
     "ppo_gtrxl": dict(dim=16, num_layers=2, prev_reward=True),
-    "ppo_lstm_sparse": dict(lstm_dim=9, cell="mingru"),
-    "ppo_graph_aux": dict(aux="predict"),
 }
 
 
@@ -363,11 +350,6 @@ def test_flags_that_make_another_network(tmp_path, monkeypatch, capsys):
         words = flag.partition("=")[0].replace("_", "-").replace("no-", "")
         with pytest.raises(ValueError, match=words):
             taken(flag)
-    with pytest.raises(ValueError, match="--gnn-dim 64, it has 8"):  # of a program, too
-        services.run(script, script.Args(cuda=False), load_model=str(path), gnn_dim=64)
-    command_flags = ["--load-model", path, "--gnn-dim", "64", "--no-cuda", "--total-timesteps", 0]
-    code, _, err = command(*command_flags, script=script, cwd=tmp_path)
-    assert code == 1 and "--gnn-dim 64, it has 8" in err
     words = (
         "--load-model .*/model.pt was trained on Random-v0, not CartPole-v1: start ppo_gtrxl.py to "
     )
@@ -426,8 +408,9 @@ def test_opponents(tmp_path):
 
 
 # ---- Processes and threads ----
-@pytest.mark.parametrize("gnn", ["gin", "gatv2"])
-@pytest.mark.parametrize("name", ["ppo_graph", "ppo_graph_async", *MEMORIES])
+@pytest.mark.parametrize(
+    "name, gnn", [("ppo_graph", "gatv2"), *[(name, "gin") for name in MEMORIES]]
+)
 def test_policy_for_another_process(tmp_path, name, gnn):
     """Plain pickle takes it along, with faster layers and in the middle of an episode: the copies
     go on as it does, each for itself."""
@@ -442,23 +425,16 @@ def test_policy_for_another_process(tmp_path, name, gnn):
         expected = policy(obs, reward)
         assert all(np.array_equal(copy(obs, reward), expected) for copy in copies)
         obs, reward, *_ = env.step(expected)
-    if (name, gnn) == ("ppo_gtrxl", "gin"):
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            assert np.allclose(pool.apply(policy, (obs, reward)), policy(obs, reward))
 
 
-def test_threads(tmp_path, monkeypatch):
-    """One thread unless OMP_NUM_THREADS says otherwise, which torch reads."""
-    try:
-        for value, num in (("2", 2), ("", 1), (None, 1)):
-            torch.set_num_threads(2)
-            monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-            if value is not None:
-                monkeypatch.setenv("OMP_NUM_THREADS", value)
-            run(tmp_path / f"{value}-{num}", total_timesteps=0, env_id="CartPole-v1")
-            assert torch.get_num_threads() == num
-    finally:
-        torch.set_num_threads(1)
+@pytest.mark.slow
+def test_policy_in_another_process(tmp_path):
+    """One that imports everything anew."""
+    saved(tmp_path / "model.pt", "ppo_gtrxl", env_kwargs=NAMED)
+    policy = load_policy(tmp_path / "model.pt")
+    obs, _ = policy.make_env().reset(seed=1)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert np.allclose(pool.apply(policy, (obs, 0.0)), policy(obs, 0.0))
 
 
 def test_flags_that_are_gone(tmp_path):

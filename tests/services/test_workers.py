@@ -6,7 +6,6 @@ import multiprocessing.connection as mp_connection
 import os
 import random
 import signal
-import sys
 import time
 from functools import partial
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from helpers import ACTIONS, OBSERVATIONS, RandomEnv, sample, small_args, vector
+from helpers import RandomEnv, sample, small_args, vector
 from processes import is_alive, wait_for
 
 from cleanrl_graph import ppo_graph
@@ -60,9 +59,13 @@ def some_actions(envs, step, rng):
     return [sample(envs.action_space, rng) for _ in step.reward]
 
 
-KINDS = [(observation, "discrete", "flat") for observation in OBSERVATIONS]
-KINDS += [("vector", action, "flat") for action in ACTIONS] + [("mixed", "mixed", "flat")]
-KINDS += [("graph_edges", "discrete", "nodes"), ("set", "discrete", "avail_actions")]
+KINDS = [
+    ("vector", "box", "flat"),
+    ("mixed", "mixed", "flat"),
+    ("image_hwc", "multidiscrete", "flat"),
+    ("graph_edges", "discrete", "nodes"),
+    ("set", "discrete", "avail_actions"),
+]
 
 
 @pytest.mark.parametrize("observation, action, head", KINDS)
@@ -85,9 +88,7 @@ def test_steps_are_the_same(observation, action, head):
         assert plain(again.obs) == plain(first.obs)
 
 
-@pytest.mark.parametrize(
-    "num_envs, num_workers, spans", [(5, 2, [3, 2]), (3, 8, [1, 1, 1]), (4, 1, [4])]
-)
+@pytest.mark.parametrize("num_envs, num_workers, spans", [(5, 2, [3, 2]), (3, 8, [1, 1, 1])])
 def test_shares(num_envs, num_workers, spans):
     """The environments are spread evenly, and no worker is without one."""
     with started([RandomEnv] * num_envs, num_workers) as envs:
@@ -124,24 +125,17 @@ class Own(gym.Env):
                 os.kill(os.getpid(), signal.SIGKILL)
             if self.fault == "hang":
                 time.sleep(1000)
-            if self.fault in ("raise", "exit"):
-                self.burn()
-            reward = {"nan": np.nan, "none": None}.get(self.fault, 1.0)
+            if self.fault == "raise":
+                raise KeyError("the engine is on fire")
+            reward = np.nan if self.fault == "nan" else 1.0
         return self.observe(), reward, False, False, {}
-
-    def burn(self):
-        if self.fault == "exit":
-            sys.exit(7)
-        raise KeyError("the engine is on fire")
 
 
 gym.register("Own-v0", entry_point=Own)
 
 ERRORS = {
     "raise": r'raise KeyError\("the engine is on fire"\)(.|\n)*env 1, step 3, step\(4,\): KeyError',
-    "exit": r"in burn(.|\n)*env 1, step 3, step\(4,\): SystemExit: 7",
     "nan": "env 1, step 3: reward is nan, not a finite number",
-    "none": "env 1, step 3: reward is None, not a finite number",
 }
 
 
@@ -165,7 +159,7 @@ def test_errors_are_those_of_one_process(fault):
 )
 def test_worker_that_is_lost(fault, sentence):
     """It is named by its environments and the step; the others leave as ever."""
-    for num_workers, first, span in ((3, 0, "1 to 1"), (1, 6, "6 to 8")):  # 6: those of rank 1
+    for num_workers, first, span in ((1, 6, "6 to 8"),):  # 6: those of rank 1
         makers = [lambda: Own(fault=fault)] * 3
         with started(makers, num_workers, first, env_timeout=0.5) as envs:
             envs.reset(0)

@@ -1,5 +1,6 @@
-"""Action spaces: what their parts choose from, which masks fit them, what is refused, how numbers
-become those of a Box, and the tasks that ask for each kind of action."""
+"""Each part of an action chooses from what its name, the mask or --action-head says; what fits
+nothing is refused by name; numbers become those of a Box; and the tasks that ask for each kind of
+action have a known optimum, which is learned."""
 
 import importlib
 
@@ -7,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Graph, GraphInstance, Sequence, Text, Tuple
+from gymnasium.spaces import Box, Dict, GraphInstance, Sequence, Text, Tuple
 from gymnasium.spaces import Discrete as D
 from gymnasium.spaces import MultiBinary as MB
 from gymnasium.spaces import MultiDiscrete as MD
@@ -29,9 +30,8 @@ from helpers import (
 )
 
 from cleanrl_graph import envs as ours  # noqa: F401
-from cleanrl_graph import ppo_graph, ppo_graph_compile
+from cleanrl_graph import ppo_graph, ppo_gtrxl
 from cleanrl_graph.envs import fitting
-from cleanrl_graph.envs.masks import CanonicalMasks
 from cleanrl_graph.services.policy import load_policy
 
 
@@ -50,40 +50,27 @@ G = graph_space(vector(2))
 GRAPH, TWO, AVAILABLE = {"g": G}, {"a": G, "b": G}, {"avail_actions": SET}
 NAMES = Dict(g=G, machines=Sequence(vector(1)), x=vector(1))
 ROBOTS = {"robots": rows_of(2), "tasks": rows_of(3)}
-ONE, ROWS5 = rows_of(1), rows_of(5)
-EDGE, PAIR = Dict(edge=D(3)), Tuple((D(9), D(9)))
-MIXED = Dict(amount=D(3, start=1), edge=D(50), node=D(50))
 
 
 # ---- What parts choose from ----
 @pytest.mark.parametrize(
     "space, observation, name, groups",
     [
-        (D(50), {"x": vector(4)}, "auto", [""]),
         (D(50), GRAPH, "auto", [""]),
         (D(50), GRAPH, "nodes", ["g.nodes"]),
         (D(50), GRAPH | {"action_mask": MASK}, "auto", ["g.nodes"]),
         (D(50), GRAPH | {"action_mask": MB(50)}, "auto", [""]),
         (D(50), GRAPH | AVAILABLE, "auto", ["avail_actions"]),
         (D(50), {"s": SET, "action_mask": MASK}, "auto", ["s"]),
-        (D(3), {"flat": SET, "x": vector(1)}, "auto", [""]),
         (D(5), {"nodes": SET, "tasks": SET, "edges": SET}, "nodes", ["nodes"]),
-        (D(5), {"nodes": SET, "tasks": SET, "edges": SET}, "tasks", ["tasks"]),
         (D(5), {"nodes": SET, "tasks": SET, "edges": SET}, "edges", ["edges"]),
         (Dict(edge=D(9)), NAMES, "auto", ["g.edge_links"]),
         (Dict(edge=D(9)), NAMES, "flat", [""]),
-        (Dict(edge=D(9)), NAMES, "nodes", ["g.nodes"]),
         (Dict(machines=D(9), node=D(9), x=D(2)), NAMES, "auto", ["machines", "g.nodes", ""]),
         (Dict(node=vector(1), x=D(2)), NAMES, "auto", ["", ""]),
-        (Dict(node=D(9)), {"x": vector(1)}, "auto", [""]),
-        (Dict(node=D(9)), {"s": Sequence(vector(1))}, "auto", ["s"]),
-        (Tuple((D(2), D(2))), Tuple((G, Sequence(vector(1)))), "auto", ["", ""]),
-        (D(9), NAMES, "machines", ["machines"]),
         (Dict(g=D(9), x=D(2)), NAMES, "auto", ["g.nodes", ""]),
         (D(9), TWO, "b", ["b.nodes"]),
-        (D(3), {"flat": G}, "flat", [""]),
         (Sequence(D(3)), TWO, "b", ["b.nodes"]),
-        (Tuple((D(9), vector(1))), NAMES, "nodes", ["g.nodes", ""]),
         (Sequence(vector(1)), NAMES, "auto", ["g.nodes"]),
         (Sequence(vector(1)), NAMES, "machines", ["machines"]),
     ],
@@ -115,33 +102,20 @@ def test_the_order_of_parts(space, paths, flags):
 
 
 ACTS = Dict({"act": D(3), "on": D(4)})
-OPTION = Dict({"node": D(9), "option": D(4)})
-LINES = [  # action space, mask, what is observed, flags, how many parts it is for, how many given
-    (D(5), MB(5), {}, {}, 1, 0),
-    (MD([3, 2]), MB(5), {}, {}, 2, 0),
-    (MB(4), MB((4, 2)), {}, {}, 1, 0),
-    (D(9), ONE, GRAPH, {}, 1, 0),
-    (Dict({"edge": D(9)}), ONE, GRAPH, {}, 1, 0),
-    (Dict({"tasks": D(9)}), ONE, ROBOTS, {}, 1, 0),
-    (D(9), ONE, AVAILABLE, {}, 1, 0),
-    (PAIR, rows_of(2), GRAPH, head("nodes"), 2, 0),
-    (Sequence(D(3)), rows_of(3), GRAPH, {}, 1, 0),
-    (MD([3, 4]), MB((3, 4)), {}, CHAIN, 2, 1),
-    (ACTS, Dict(act=MB(3), on=MB((3, 4))), {}, CHAIN, 2, 1),
-    (OPTION, Dict(node=ONE, option=rows_of(4)), GRAPH, CHAIN, 2, 1),
-    (OPTION, rows_of(4), GRAPH, CHAIN, 2, 1),
-    (PAIR, Tuple((ONE, ONE)), GRAPH, CHAIN | head("nodes"), 2, 1),
-    (MD([2, 2]), MB((2, 2)), {}, CHAIN, 2, 0),  # 2 + 2
+LINES = [  # action space, mask, what is observed, how many parts it is for, how many given
+    (ACTS, Dict(act=MB(3), on=MB((3, 4))), {}, 2, 1),
+    (Dict({"node": D(9), "option": D(4)}), rows_of(4), GRAPH, 2, 1),
+    (MD([2, 2]), MB((2, 2)), {}, 2, 0),  # 2 + 2
     # only a part with one value has a mask for each of its values
-    (Dict(amount=vector(1), node=D(9)), Dict(node=MASK), GRAPH, CHAIN, 1, 0),
-    (Dict(amount=MB(2), node=D(9)), Dict(node=MASK), GRAPH, CHAIN, 1, 0),
+    (Dict(amount=vector(1), node=D(9)), Dict(node=MASK), GRAPH, 1, 0),
+    (Dict(amount=MB(2), node=D(9)), Dict(node=MASK), GRAPH, 1, 0),
 ]
 
 
-@pytest.mark.parametrize("action, mask, observed, flags, num_masked, num_given", LINES)
-def test_lines_of_the_guide(action, mask, observed, flags, num_masked, num_given):
-    """What the guide's tables declare is read as they say."""
-    parts = checked_parts(action, Dict(x=vector(1), action_mask=mask, **observed), **flags)
+@pytest.mark.parametrize("action, mask, observed, num_masked, num_given", LINES)
+def test_masks_that_depend_on_the_part_before(action, mask, observed, num_masked, num_given):
+    """With --autoregressive. What masks do is in test_heads.py."""
+    parts = checked_parts(action, Dict(x=vector(1), action_mask=mask, **observed), **CHAIN)
     assert sum(part.mask is not None for part in parts) == num_masked
     assert sum(part.given for part in parts) == num_given
 
@@ -151,54 +125,24 @@ def masked(mask, **seen):
     return Dict(x=vector(1), action_mask=mask, **seen)
 
 
-SEQUENCE = "are no such rows to act in Dict"
-HEADLESS = "Dict.* chooses from no avail_actions: give --action-head avail_actions, or flat"
-UNKNOWN = r"leaf 'action[.0b]*': .*(Text|Sequence|Graph).* is not supported"
-SERVICES = (HEADLESS, UNKNOWN, "'action_mask'")
-SORTED = Dict({"verb": D(4), "object": D(5)})  # the keys of a plain dict are sorted
-
-
 @pytest.mark.parametrize(
     "space, observation, flags, sentence",
     [
         (D(50), {}, head("nodes"), "--action-head nodes"),
-        (vector(2), GRAPH, head("nodes"), "--action-head nodes"),
-        (D(50), GRAPH, head("avail_actions"), "--action-head avail_actions"),
-        (D(50), TWO, head("nodes"), "'nodes' can mean each of .* as --action-head"),
-        (D(50), masked(MASK, g=G), head("flat"), "--action-head (g.)?flat"),
-        (Dict(node=D(9)), TWO, {}, "'node' can mean each of .*'a.nodes', 'b.nodes'.*: give one as"),
-        (Sequence(vector(1)), TWO, {}, "'nodes' can mean each of .*'a.nodes', 'b.nodes'.*: give"),
-        (Sequence(vector(1)), GRAPH, head("flat"), r"--action-head flat: .* Sequence\("),
-        (D(9), {}, head("edges"), "--action-head edges needs"),
         (vector(1), GRAPH, head("edges"), "--action-head edges needs Discrete"),
-        (D(9), GRAPH, head("lines"), "--action-head lines needs"),
-        *(
-            (space, ROBOTS, head(name), f"--action-head {name}")
-            for space in (D(3), MD([3, 3]), Sequence(D(2)))
-            for name in ("lines", "edges", "robbots")
-        ),
-        (Sequence(Dict(a=vector(1)), stack=True), GRAPH, {}, UNKNOWN),
-        (Dict(a=Sequence(vector(1))), GRAPH, {}, f"--action-head auto: there {SEQUENCE}"),
-        (Dict(robots=Sequence(D(2)), tasks=Sequence(D(2))), ROBOTS, {}, SEQUENCE),
-        (Dict(robbots=Sequence(D(2)), x=D(2)), ROBOTS, {}, SEQUENCE),
-        (MIXED, masked(Dict(amount=MASK), g=G), {}, "'action_mask.amount': .*not fit Dict"),
-        (MIXED, masked(Dict(node=MB(50)), g=G), {}, "'action_mask.node'"),
-        (MIXED, masked(Dict(nodes=MASK), g=G), {}, "'action_mask.nodes'"),
-        (MIXED, masked(MASK, g=G), {}, "'action_mask'"),  # of nodes, or edges?
-        (Sequence(D(3)), masked(MASK, g=G), {}, "'action_mask': .*not fit"),
+        (D(3), ROBOTS, head("robbots"), "--action-head robbots"),
+        (Sequence(D(2)), ROBOTS, head("robbots"), "--action-head robbots"),
+        (Dict(a=Sequence(vector(1))), GRAPH, {}, "--action-head auto: there are no such rows"),
+        (D(50), TWO, head("nodes"), "'nodes' can mean each of .*'a.nodes', 'b.nodes'"),
+        (Sequence(vector(1)), TWO, {}, "'nodes' can mean each of"),
+        (Dict(node=D(9)), masked(Dict(nodes=MASK), g=G), {}, "'action_mask.nodes'"),
         (Sequence(D(3)), masked(MB(3), g=G), {}, "not fit"),
-        (Dict(a=D(9)), AVAILABLE | GRAPH, {}, HEADLESS),
-        (MD([4, 5]), masked(MB((4, 5))), {}, r"'action_mask': a mask Mul.* with --autoregressive"),
+        (MD([4, 5]), masked(MB((4, 5))), {}, "'action_mask': .* with --autoregressive"),
         (MD([4, 6]), masked(MB((4, 5))), CHAIN, "does not fit"),
-        (SORTED, masked(Dict(object=MB((4, 5)))), CHAIN, r"\['action.object', 'action.verb'\]; D"),
         (D(5), masked(MB((4, 5))), CHAIN, "does not fit"),  # there is no part before
-        (vector(2), masked(MB((4, 5))), CHAIN, "does not fit"),
         (Tuple((D(4), vector(1), D(5))), masked(MB((4, 5))), CHAIN, "does not fit"),
-        (Text(3), GRAPH, {}, UNKNOWN),
-        (Tuple((Text(3),)), GRAPH, {}, UNKNOWN),
-        (Sequence(Text(3)), GRAPH, {}, UNKNOWN),
-        (Sequence(Sequence(vector(2))), GRAPH, {}, UNKNOWN),
-        (Dict(a=D(2), b=Graph(vector(1), None)), GRAPH, {}, UNKNOWN),
+        (Tuple((Text(3),)), GRAPH, {}, "leaf 'action.0': .*Text.* is not supported"),
+        (Dict(a=D(2), b=G), GRAPH, {}, "leaf 'action.b': .*Graph.* is not supported"),
     ],
 )
 def test_spaces_that_do_not_fit(space, observation, flags, sentence):
@@ -207,55 +151,42 @@ def test_spaces_that_do_not_fit(space, observation, flags, sentence):
         observation = Dict(x=vector(1), **observation)
     with pytest.raises(UsageErrors, match=sentence):
         checked_parts(space, observation, **flags)
-    if sentence not in SERVICES:
-        with pytest.raises(ppo_graph.UsageError, match=sentence):
-            ppo_graph.parts_of(space, ppo_graph.leaves_of(observation), ppo_graph.Args(**flags))
+    with pytest.raises(ppo_graph.UsageError):
+        ppo_graph.parts_of(space, ppo_graph.leaves_of(observation), ppo_graph.Args(**flags))
 
 
 ZEROS = np.zeros((3, 2), np.float32)
 GOOD = GraphInstance(np.zeros((2, 3), np.float32), ZEROS, ZEROS.astype(np.int64))
-NO_EDGES = GOOD._replace(edges=None, edge_links=None)
-SIX = {"robots": np.zeros((2, 2), np.float32), "tasks": np.zeros((3, 3), np.float32)}
-TASK = Sequence(Dict(tasks=D(9)))
-VERB, VERB_MASK = Dict(action=D(2), node=D(9)), Dict(action=MB(2), node=MASK)
+EDGE, PAIR = Dict(edge=D(3)), Tuple((D(9), D(9)))
 OF_PAIRS = "'action_mask.1', .*5 rows where g.nodes or g.nodes x g.nodes has 2 or 4"
-OF_VERBS = "'action_mask.node', .*5 rows where g.nodes or 2 x g.nodes has 2 or 4"
 
 
 @pytest.mark.parametrize(
-    "space, seen, mask, kind, flags, sentence",
+    "space, mask, kind, flags, sentence",
     [
-        (EDGE, GOOD, [1, 1], MASK, {}, "'action_mask', step 0: 2 rows where 'g.edge_links' has 3"),
-        (EDGE, NO_EDGES, [], MASK, {}, "'g.edge_links', step 0: 0 rows to choose from, the action"),
-        (Dict(edge=D(2)), GOOD, [1] * 3, MASK, {}, "3 rows to choose from, the action space has 2"),
-        (Sequence(D(5)), GOOD, np.ones((3, 5)), ROWS5, {}, "3 rows where 'g.nodes' has 2"),
-        (TASK, SIX, [1] * 5, MASK, head("robots"), "'action_mask', .*5 rows where robots x tasks"),
-        (PAIR, GOOD, ([1, 1], [1] * 5), Tuple((MASK, MASK)), CHAIN | head("nodes"), OF_PAIRS),
-        (VERB, GOOD, {"action": [1, 1], "node": [1] * 5}, VERB_MASK, CHAIN, OF_VERBS),
+        (EDGE, [1, 1], MASK, {}, "'action_mask', step 0: 2 rows where 'g.edge_links' has 3"),
+        (Dict(edge=D(2)), [1] * 3, MASK, {}, "3 rows to choose from, the action space has 2"),
+        (Sequence(D(5)), np.ones((3, 5)), rows_of(5), {}, "3 rows where 'g.nodes' has 2"),
+        (PAIR, ([1, 1], [1] * 5), Tuple((MASK, MASK)), CHAIN | head("nodes"), OF_PAIRS),
     ],
 )
-def test_observations_that_do_not_fit(space, seen, mask, kind, flags, sentence):
+def test_observations_that_do_not_fit(space, mask, kind, flags, sentence):
     """A mask has an entry for each row, or pair, and there is something to choose."""
     to_array = lambda own: np.array(own, np.int8)
-    if isinstance(mask, dict):
-        mask = {name: to_array(own) for name, own in mask.items()}
-    else:
-        mask = tuple(map(to_array, mask)) if isinstance(mask, tuple) else to_array(mask)
-    obs = (seen if isinstance(seen, dict) else {"g": seen}) | {"action_mask": mask}
-    observation = Dict(action_mask=kind, **(ROBOTS if seen is SIX else GRAPH))
+    mask = tuple(map(to_array, mask)) if isinstance(mask, tuple) else to_array(mask)
+    observation = Dict(action_mask=kind, **GRAPH)
+    env = ListEnv(observation, [{"g": GOOD, "action_mask": mask}], space)
     with pytest.raises(UsageErrors, match=sentence):
-        make_envs([lambda: ListEnv(observation, [obs], space)], **flags).reset(0)
+        make_envs([lambda: env], **flags).reset(0)
 
 
 @pytest.mark.parametrize(
     "space, mask, kind, taken",
-    [  # taken: the values of each column where nothing is allowed
+    [  # taken: how many values each column has where nothing is allowed
         (EDGE, [0, 0, 0], MASK, [3]),
         (D(3), [0, 0, 0], MB(3), [3]),
-        (Sequence(D(5)), [[1] * 5, [0] * 5], ROWS5, [5, 5]),
-        (Sequence(MD([2, 3])), [[1] * 5, [1, 1, 0, 0, 0]], ROWS5, [2, 3, 2, 3]),
+        (Sequence(MD([2, 3])), [[1] * 5, [1, 1, 0, 0, 0]], rows_of(5), [2, 3, 2, 3]),
         (MD([3, 2]), [0, 1, 0, 0, 0], MB(5), [1, 2]),
-        (MD([2, 2]), [0, 0, 1, 0], MB(4), [2, 1]),
     ],
 )
 def test_a_mask_that_allows_nothing(space, mask, kind, taken, capsys):
@@ -264,15 +195,12 @@ def test_a_mask_that_allows_nothing(space, mask, kind, taken, capsys):
     good = obs | {"action_mask": np.ones_like(obs["action_mask"])}
     fitting.SAID.lines.clear()
     observation = Dict(g=G, action_mask=kind)
-    observations = (good, obs, good, obs)
-    found = make_envs([lambda o=o: ListEnv(observation, [o] * 4, space) for o in observations])
+    makers = [lambda o=o: ListEnv(observation, [o] * 2, space) for o in (good, obs, good, obs)]
+    found = make_envs(makers)
     flat = found.reset(0).obs
-    for _ in range(2):
-        found.step([None] * 4)
-    assert capsys.readouterr().err == (
-        "env 1, leaf 'action_mask', step 0: no action is allowed, which counts as if all were. "
-        "This is said once\n"
-    )
+    found.step([None] * 4)
+    said = "env 1, leaf 'action_mask', step 0: no action is allowed"
+    assert capsys.readouterr().err.count(said) == 1
     agent = ppo_graph.Agent(found.leaves, space, small_args())
     storage = ppo_graph.Storage(found.leaves, torch.device("cpu"))
     batch = storage.append(ppo_graph.join([flat] * 100))
@@ -283,9 +211,6 @@ def test_a_mask_that_allows_nothing(space, mask, kind, taken, capsys):
     assert all(each.isfinite().all() for each in (log_prob, entropy, *grads))
     chosen = action.reshape(400, -1)[1::2]
     assert [len(column.unique()) for column in chosen.T] == taken
-    if taken == [3]:
-        expected = torch.full((200,), 1 / 3).log().to(log_prob)
-        torch.testing.assert_close(log_prob[1::2], expected)
 
 
 # ---- Numbers of a Box ----
@@ -302,11 +227,10 @@ BOUNDS = {  # of a Box: what the policy's -1, 0, 0.5, 1 and 7 become
 }
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("bounds", BOUNDS)
-def test_box_actions_are_scaled(bounds, dtype, capsys):
-    """-1 and 1 are bounds that are finite, else actions are clipped; nothing is said."""
-    space = Box(*bounds, (1,), dtype)
+def test_box_actions_are_scaled(bounds):
+    """-1 and 1 are bounds that are finite, else actions are clipped."""
+    space = Box(*bounds, (1,), np.float64)
     numbers, counts = np.array([[-1], [0], [0.5], [1], [7]], np.float32), np.array([5])
     with np.errstate(all="raise"):
         actions = ppo_graph.to_env_actions(space, {"": numbers}, "", [])
@@ -314,27 +238,18 @@ def test_box_actions_are_scaled(bounds, dtype, capsys):
     assert all(action in space for action in actions)
     np.testing.assert_allclose(np.concatenate(actions), BOUNDS[bounds], atol=1e-9)
     assert np.array_equal(np.stack(actions), rows)
-    fitting.SAID.lines.clear()
-    make_envs([lambda: ListEnv(vector(1), [], space)])
-    assert capsys.readouterr().err == ""
 
 
 INTEGERS = {  # of an integer Box without services: what the policy's -1, 0.3 and 1 play
     (-3, 3, np.int64): [-3, 1, 3],
     (-3, 3, np.int8): [-3, 1, 3],
-    (0, 255, np.uint8): [0, 166, 255],
-    (7, 7, np.int32): [7, 7, 7],
     (0, 2**63 - 1, np.int64): [0, round(0.65 * 2**63), 2**63 - 1],
-    (-(2**63), 2**63 - 1, np.int64): [-(2**63), round(0.3 * 2**63), 2**63 - 1],
-    (0, 2**64 - 1, np.uint64): [0, round(0.65 * 2**64), 2**64 - 1],
-    (2**53 + 1, 2**53 + 3, np.int64): [2**53 + 1, 2**53 + 2, 2**53 + 3],
 }
 
 
 @pytest.mark.parametrize("bounds", INTEGERS, ids=str)
 def test_integers_are_rounded_and_clipped(bounds):
-    """The integer next to what the policy says; bounds that are no floats are played, too, and so
-    they are beyond them."""
+    """The integer next to what the policy says; bounds that are no floats are played, too."""
     space = Box(*bounds[:2], (1,), bounds[2])
     numbers = np.array([[-1], [0.3], [1], [-1e30], [1e30]])
     with np.errstate(all="raise"):
@@ -344,8 +259,6 @@ def test_integers_are_rounded_and_clipped(bounds):
     assert found[:1] + found[2:3] == INTEGERS[bounds][::2] == found[3:]
     # a float64 has 53 bits
     assert abs(found[1] - INTEGERS[bounds][1]) <= 2 ** (int(bounds[1]).bit_length() - 52)
-    for number, element in zip((-1e30, 1e30), INTEGERS[bounds][::2]):
-        assert fitting.nearest(space, np.array([number])).tolist() == [element]
 
 
 def test_each_bound_is_its_own():
@@ -403,7 +316,7 @@ def test_tasks(name):
     env_id, kwargs = TASKS.get(name, ("Dials", {"low": 10, "high": 12}))
     env_id = f"cleanrl_graph.envs:{env_id}-v0"
     env, other = gym.make(env_id, **kwargs), gym.make(env_id, disable_env_checker=True, **kwargs)
-    for episode in range(12):
+    for episode in range(6):
         (obs, _), (again, _) = (each.reset(seed=episode) for each in (env, other))
         total, ended = 0.0, False
         while not ended:
@@ -416,19 +329,6 @@ def test_tasks(name):
         assert total == pytest.approx(0 if name == "bounds" else 8, abs=1e-5)
 
 
-def test_any_amount_can_be_taken():
-    """An action with a node that is not there earns nothing."""
-    env = gym.make("cleanrl_graph.envs:NodeAmount-v0").unwrapped
-    env.reset(seed=0)
-    env.action_space.seed(0)
-    seen = set()
-    for _ in range(8):
-        action = env.action_space.sample()
-        seen.add(action["node"] < len(env.wants))
-        assert env.step(action)[1] == 0 or action["node"] < len(env.wants)
-    assert seen == {True, False}
-
-
 def task(name, **flags):
     env_id, kwargs = TASKS[name]
     return dict(env_id=f"envs:{env_id}-v0", env_kwargs=kwargs) | flags
@@ -438,20 +338,12 @@ def task(name, **flags):
     "script, name, flags",
     [
         ("ppo_graph", "verb, rows", CHAIN),
-        ("ppo_graph", "bits of rows", {}),
-        ("ppo_graph", "pointers", {}),
-        ("ppo_graph", "for all", CHAIN),
-        ("ppo_graph_agents", "pointers", {}),
         ("ppo_graph_async", "for all", {}),
         ("ppo_graph_aux", "for all", {"aux": "predict"}),
         ("ppo_graph_compile", "for all", {}),
-        ("ppo_framestack", "for all", {}),
         ("ppo_framestack", "pointers", {}),
         ("ppo_gtrxl", "for all", CHAIN),
-        ("ppo_gtrxl", "verb, rows", CHAIN),
-        ("ppo_lstm_sparse", "for all", CHAIN),
         ("ppo_lstm_sparse", "pointers", {}),
-        ("ppo_lstm_sparse", "verb", CHAIN),
     ],
 )
 def test_collection_and_training_agree(script, name, flags, tmp_path):
@@ -460,24 +352,14 @@ def test_collection_and_training_agree(script, name, flags, tmp_path):
     assert mismatch(run(tmp_path, module, **task(name, **flags))) < 1e-5
 
 
-@pytest.mark.slow
-def test_compiled(tmp_path):
-    """Compiled code collects and learns with the same policy, and plays, empty graphs included."""
-    flags = task("each node's number", compile_mode="default", eval_episodes=2)
-    found = run(tmp_path, ppo_graph_compile, **flags)
-    assert mismatch(found) < 1e-5 and len(found.rows) == 2
-
-
-@pytest.mark.parametrize("script", ["ppo_lstm_sparse", "ppo_gtrxl", "ppo_framestack"])
-def test_the_next_step_sees_the_mean_of_the_rows(script):
+def test_the_next_step_sees_the_mean_of_the_rows():
     """Of one action per node the memory sees how many nodes took each option, as shares."""
-    script = importlib.import_module(f"cleanrl_graph.{script}")
-    found = script.Envs([lambda: gym.make("cleanrl_graph.envs:Colouring-v0")])
-    agent = script.Agent(found.leaves, found.action_space, small_args(script))
+    found = ppo_gtrxl.Envs([lambda: gym.make("cleanrl_graph.envs:Colouring-v0")])
+    agent = ppo_gtrxl.Agent(found.leaves, found.action_space, small_args(ppo_gtrxl))
     ptr, batch = torch.tensor([0, 3, 3, 4]), torch.tensor([0, 0, 0, 2])
-    elements = {"graph.nodes": script.Ragged(torch.zeros(4, 3), ptr, batch)}
+    elements = {"graph.nodes": ppo_gtrxl.Ragged(torch.zeros(4, 3), ptr, batch)}
     action = {"graph.nodes": torch.tensor([[1], [1], [0], [0]])}
-    seen = script.embed_action(agent.head, action, elements, {})
+    seen = ppo_gtrxl.embed_action(agent.head, action, elements, {})
     torch.testing.assert_close(seen, torch.tensor([[1 / 3, 2 / 3], [0, 0], [1, 0]]))
 
 
@@ -520,27 +402,19 @@ gym.register("MasksPair-v0", Pair)
 gym.register("MasksLamps-v0", Lamps)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("kind", [Pair, Lamps])
+@pytest.mark.parametrize("kind, num_workers", [(Pair, 0), (Lamps, 1)])
 def test_masks_are_turned_everywhere(kind, num_workers, tmp_path):
-    """No action is drawn that is forbidden; observations given by hand have either form."""
+    """No action is drawn that is forbidden, in training, evaluation or by load_policy."""
     flags = CHAIN if kind is Pair else {}
     base = dict(env_id=f"Masks{kind.__name__}-v0", num_workers=num_workers, save_model=True)
     found = run(tmp_path / "run", eval_episodes=4, **base, **flags)
-    assert mismatch(found) < 1e-5
     returns = [*logged(found, "charts/episodic_return"), *(row["return"] for row in found.rows)]
     assert returns and not any(returns)
-    if num_workers:
-        return
-    file, env = str(found.folder / "model.pt"), kind()
-    turned = CanonicalMasks(kind(), ppo_graph, ppo_graph.Args(**flags))
-    assert turned.forms
-    for policy in (load_policy(file, greedy=False), load_policy(file, env, greedy=False)):
-        env.reset(seed=0)
-        for _ in range(20):
-            for form in (lambda obs: obs, turned.observation):
-                action = policy(form(env.reset()[0]))
-                assert action in env.action_space and env.step(action)[1] == 0
+    env, policy = kind(), load_policy(str(found.folder / "model.pt"), greedy=False)
+    env.reset(seed=0)
+    for _ in range(20):
+        action = policy(env.reset()[0])
+        assert action in env.action_space and env.step(action)[1] == 0
 
 
 LEARN = dict(num_envs=16, num_steps=32, num_minibatches=4, update_epochs=4, eval_episodes=64)
@@ -560,10 +434,3 @@ def test_tasks_are_learned(name, script, more, least, tmp_path):
     flags |= dict(total_timesteps=40_960 if name == "for all" else 24_576) | more
     module = importlib.import_module(f"cleanrl_graph.ppo_{script}")
     assert mean_return(run(tmp_path, module, **task(name, **flags))) >= least
-
-
-def test_a_turned_mask_of_another_shape():
-    """It is named."""
-    env = CanonicalMasks(Pair(), ppo_graph, ppo_graph.Args(**CHAIN))
-    with pytest.raises(gym.error.Error, match=r"'action_mask' has the shape \(5,\), not \(2, 3\)"):
-        env.observation({"x": np.zeros(2, np.float32), "action_mask": np.ones(5, np.int8)})

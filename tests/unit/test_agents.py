@@ -1,5 +1,6 @@
-"""ppo_graph_agents.py, in which each row is an agent (G11): returns and gradients against loops
-over agents that appear, leave and come back."""
+"""ppo_graph_agents.py, in which each row is an agent: returns and gradients equal loops over agents
+that appear, leave and come back; who is who is told by node_ids; what an environment gets wrong is
+named."""
 
 import contextlib
 
@@ -26,7 +27,6 @@ from processes import begun_earlier, folder_of, train, train_ranks
 
 from cleanrl_graph import ppo_graph_agents as script
 from cleanrl_graph.envs import crowd
-from cleanrl_graph.services import load_policy
 
 CPU = torch.device("cpu")
 FLAGS = dict(num_envs=3, num_steps=16, num_minibatches=2, update_epochs=2, total_timesteps=96)
@@ -96,9 +96,7 @@ def one_more(obs, info):
 FAULTS = {
     "": lambda obs, info: (obs, info),
     "missing": lambda obs, info: (obs, {}),
-    "text": with_rewards(lambda rewards: ["a"] * len(rewards)),
     "short": with_rewards(lambda rewards: rewards[:-1]),
-    "one": with_rewards(lambda rewards: 1.0),
     "nan": with_rewards(lambda rewards: np.append(rewards[:-1], np.nan)),
     "twice": twice,
     "more": one_more,
@@ -119,9 +117,9 @@ def histories(draw):
 
 
 @given(histories())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_an_agent_is_followed_by_its_id(history):
-    """G11: against a search in a dict."""
+    """Against a search in a dict."""
     ids, follows = history
     place = {}
     for number, own in enumerate(ids):
@@ -145,23 +143,14 @@ class Shows(ListEnv):
 
 
 def test_ids_are_those_of_the_rows_that_act():
-    """Also where another set comes first; what is no integer is refused, since it would be cut."""
+    """Also where another set comes first."""
     space = spaces.Dict(goals=ROWS, robots=ROWS, node_ids=IDS)
     obs = {name: np.zeros((num, 3), np.float32) for name, num in (("goals", 2), ("robots", 3))}
-
-    def envs_of(ids, space=space):
-        makers = [lambda: Shows(space, obs | {"node_ids": ids})]
-        return make_envs(makers, script=script, action_head="robots")
-
-    envs = envs_of(np.array([7, 5, 9]))
+    env = Shows(space, obs | {"node_ids": np.array([7, 5, 9])})
+    envs = make_envs([lambda: env], script=script, action_head="robots")
     step = envs.reset(0)
     assert script.agent_ids(envs.leaves, step.obs.values, [3]).tolist() == [7, 5, 9]
     assert len(envs.step([np.zeros(3, int)]).rewards) == 3
-    with pytest.raises(UsageErrors, match="leaf 'node_ids', step 0: 2 rows where 'robots' has 3"):
-        envs_of(np.array([7, 5])).reset(0)
-    wrong = spaces.Sequence(spaces.Box(0, 9, (), np.float32), stack=True)
-    with pytest.raises(UsageErrors, match="leaf 'node_ids': .* must be integers"):
-        envs_of(np.array([7.0, 5.0, 9.0], np.float32), spaces.Dict(robots=ROWS, node_ids=wrong))
 
 
 def test_edges_act():
@@ -169,16 +158,19 @@ def test_edges_act():
     space = spaces.Dict(graph=spaces.Graph(vector(3), vector(1)), node_ids=IDS)
     links = np.array([[0, 1], [1, 0], [1, 1]])
     graph = spaces.GraphInstance(np.zeros((2, 3), np.float32), np.ones((3, 1), np.float32), links)
-    env = Shows(space, {"graph": graph, "node_ids": np.array([7, 5, 6])})
-    envs = make_envs([lambda: env], script=script, action_head="edges")
-    envs.reset(0)
-    step = envs.step([np.zeros(3, int)])
-    assert len(step.rewards) == 3
-    assert [list(returns) for returns in envs.agent_returns] == [[7, 5, 6]]
-    env = Shows(space, {"graph": graph, "node_ids": np.array([7, 5])})
-    envs = make_envs([lambda: env], script=script, action_head="edges")
+    of_edges, of_nodes = (
+        make_envs(
+            [lambda ids=ids: Shows(space, {"graph": graph, "node_ids": np.array(ids)})],
+            script=script,
+            action_head="edges",
+        )
+        for ids in ([7, 5, 6], [7, 5])
+    )
+    of_edges.reset(0)
+    assert len(of_edges.step([np.zeros(3, int)]).rewards) == 3
+    assert [list(returns) for returns in of_edges.agent_returns] == [[7, 5, 6]]
     with pytest.raises(ValueError, match="'node_ids', step 0: 2 rows where .*edge_links' has 3"):
-        envs.reset(0)
+        of_nodes.reset(0)
 
 
 # ---- A whole run against loops over agents ----
@@ -232,13 +224,6 @@ def advantages_of(agent, leaves, before, after, args):
             k += 1
         result[t, i, agent_id] = total, V[t][i][agent_id]
     return result
-
-
-def test_workers(tmp_path):
-    """Rewards and ids of rows come from worker processes as they do from this one."""
-    flags = FLAGS | dict(env_id="Herd-v0", save_model=True)
-    one, two = (run(tmp_path / str(num), script, num_workers=num, **flags) for num in (0, 2))
-    assert same_weights(one.folder, two.folder)
 
 
 @pytest.mark.parametrize("with_ids", [True, False])
@@ -384,20 +369,17 @@ MORE = {"fault": "more", "with_ids": False, "least": 0}
 @pytest.mark.parametrize(
     "kwargs, sentence",
     [
-        ({"fault": "missing"}, r"step 7: info\['rewards'\]: KeyError: .rewards.; one number for"),
-        ({"fault": "text"}, r"step 7: info\['rewards'\]: ValueError"),
+        ({"fault": "missing"}, r"step 7: info\['rewards'\]: KeyError"),
         ({"fault": "short"}, r"step 7: .* has the shape \(\d,\), but \d rows acted"),
-        ({"fault": "one"}, r"step 7: info\['rewards'\] has the shape \(\), but \d rows acted"),
         ({"fault": "nan"}, r"step 7: info\['rewards'\] is nan in row \d"),
         ({"fault": "twice"}, r"leaf 'node_ids', step 7: the id 1000 occurs twice, at index 1"),
         (MORE, r"step 7: \d rows of 'set' where \d acted; without node_ids"),
     ],
 )
-@pytest.mark.parametrize("workers", [0, 2])
-def test_sentences(kwargs, sentence, workers, tmp_path):
-    kwargs, flags = {"least": 2} | kwargs, FLAGS | {"num_workers": workers}
+def test_sentences(kwargs, sentence, tmp_path):
+    """They name env, step and value."""
     with pytest.raises(UsageErrors, match=rf"env \d, {sentence}"):
-        run(tmp_path, script, env_id="Herd-v0", env_kwargs=kwargs, **flags)
+        run(tmp_path, script, env_id="Herd-v0", env_kwargs={"least": 2} | kwargs, **FLAGS)
 
 
 def test_what_does_not_fit(tmp_path):
@@ -426,12 +408,13 @@ def test_fewer_steps_with_agents_than_minibatches(tmp_path, monkeypatch):
 
 
 def test_ranks_with_other_numbers_of_agents(tmp_path):
-    """G11, X2: the variance of the returns is that of all ranks."""
+    """The variance of the returns is that of all ranks."""
     flags = FLAGS | dict(norm_vloss=1.0, adv_floor=0.1)
     assert train_ranks(tmp_path, "ppo_graph_agents", env_id="Herd-v0", **flags) == [0, 0]
 
 
 # ---- Resumed, and used ----
+@pytest.mark.slow
 def test_resume(tmp_path):
     """A run stopped within an episode goes on bit by bit, and so do its agents' returns."""
     flags = dict(env_id="Herd-v0", checkpoint_every=1, num_steps=7, total_timesteps=7 * 3 * 4)
@@ -443,18 +426,6 @@ def test_resume(tmp_path):
     begun_earlier(tmp_path / "b")
     train(tmp_path / "b", "ppo_graph_agents", resume="auto", **flags)
     assert same_weights(whole, folder_of(tmp_path / "b"))
-
-
-def test_a_trained_policy(tmp_path):
-    """load_policy has an action for each agent."""
-    result = run(tmp_path, script, env_id="Herd-v0", save_model=True, **FLAGS)
-    policy = load_policy(result.folder / "model.pt")
-    env = Herd()
-    obs, _ = env.reset(seed=3)
-    for _ in range(20):
-        action = policy(obs)
-        assert len(action) == len(obs["set"])
-        obs, *_ = env.step(np.array(action))
 
 
 def test_crowd():
@@ -472,15 +443,5 @@ def test_crowd():
         assert arrived.isdisjoint(obs["node_ids"].tolist()) and arrived.isdisjoint(seen)
         seen |= arrived
     assert truncated and info["eval"]["arrived"] == len(seen) / env.num_ids
-    scores = crowd.reference_scores(3)
+    scores = crowd.reference_scores(1)
     assert scores["straight"][0] > scores["random"][0]
-
-
-def test_steps_of_a_crowd_that_does_not_arrive(monkeypatch):
-    """Episodes in which nobody arrives are no short ones in the reference's mean."""
-
-    def random(env):  # all stay where they are
-        return np.zeros(len(env.ids), np.int64)
-
-    monkeypatch.setattr(crowd, "random", random)
-    assert np.isnan(crowd.reference_scores(1)["random"][2])

@@ -1,5 +1,5 @@
-"""The views of ppo_framestack.py: what they read, that each step is stored and encoded once, and
-that it learns."""
+"""The views of ppo_framestack.py read the steps before of the same episode, and zeros before its
+first, as plain loops do; each step is stored and encoded once; what views show is learned."""
 
 from functools import partial
 
@@ -16,10 +16,8 @@ from helpers import (
     SmallEnv,
     UsageErrors,
     graph_space,
-    logged,
     mean_return,
     sample,
-    small_args,
     vector,
 )
 from hypothesis import given, settings
@@ -38,23 +36,15 @@ def train(run_dir, **flags):
 
 
 @pytest.mark.parametrize(
-    "text, newest, shifts",
-    [
-        ("-15:0", 0, list(range(-15, 1))),
-        ("-8,-4,-1,0", 0, [-8, -4, -1, 0]),
-        ("0", 0, [0]),
-        ("-1", -1, [-1]),
-        ("", -1, []),
-        ("-3:-1", -1, [-3, -2, -1]),
-        ("-1,-5,-1", -1, [-5, -1]),
-    ],
+    "text, shifts",
+    [("-3:0", [-3, -2, -1, 0]), ("-8,-4,0", [-8, -4, 0]), ("", []), ("-1,-5,-1", [-5, -1])],
 )
-def test_shifts(text, newest, shifts):
+def test_shifts(text, shifts):
     """Ranges with both ends, lists, none."""
-    assert script.parse_shifts(text, newest, "--x").tolist() == shifts
+    assert script.parse_shifts(text, 0, "--x").tolist() == shifts
 
 
-@pytest.mark.parametrize("text", "0 1 -3:1 0:-3 a -1;-2 -3:-2:-1 1.5 -3: , :".split())
+@pytest.mark.parametrize("text", "0 1 -3:1 0:-3 a -3:".split())
 def test_wrong_shifts(text):
     """A view on the future, an empty range, no shifts at all: an error quotes the text."""
     with pytest.raises(script.UsageError, match="--obs-shifts '" + text):
@@ -216,10 +206,8 @@ NODES = {"action_head": "nodes"}
 @pytest.mark.parametrize(
     "kind, action_space, flags",
     [
-        *((kind, None, {}) for kind in ("vector", "discrete", "image_hwc", "image_chw", "mixed")),
-        *((kind, None, {}) for kind in ("graph_edges", "set")),
+        *((kind, None, {}) for kind in ("vector", "image_hwc", "image_chw", "mixed", "set")),
         ("vector", ACTIONS["mixed"], {}),
-        ("vector", ACTIONS["multidiscrete"], {}),
         ("graph_edges", Discrete(9), NODES),
         ("set", MultiDiscrete([9, 9]), NODES | {"obs_shifts": "-2"}),
         ("vector", None, {"obs_shifts": "", "action_shifts": "-5,-2"}),
@@ -255,7 +243,7 @@ def test_views_against_plain_loops(kind, action_space, flags):
     st.integers(1, 9),
     st.sampled_from(["-5:0", "-7,-2,0", "0", "-1"]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_views_never_cross_an_episode(lengths, num_steps, shifts):
     """A view reads a row of the same env and episode, or row 0."""
     part = play(vector(2), lengths, num_steps=num_steps, obs_shifts=shifts)
@@ -269,25 +257,6 @@ def test_views_never_cross_an_episode(lengths, num_steps, shifts):
         for shift, late, read in zip(memory.shifts, later, row):
             inside = window(log, at, shift) is not None
             assert read == (1 + (t + shift + late) * num_envs + env if inside else 0)
-
-
-@pytest.mark.parametrize("kind", ["vector", "mixed"])
-@pytest.mark.parametrize("off", [1, -1])
-def test_a_boundary_that_is_off_by_one_is_noticed(kind, off, monkeypatch, tmp_path):
-    """Training views that reach one step over an episode's start, or not to it, show."""
-    original = script.Memory.act
-
-    def shifted(self, step, greedy=False):
-        result = original(self, step, greedy)
-        num_envs = len(self.age)
-        self.size -= num_envs
-        self.reads[-1] = self.next_reads(np.clip(self.age + off, 0, self.size // num_envs))
-        self.size += num_envs
-        return result
-
-    monkeypatch.setattr(script.Memory, "act", shifted)
-    found = train(tmp_path, env_id="Random-v0", env_kwargs={"observation": kind})
-    assert min(logged(found, "debug/collection_mismatch")) > 1e-4
 
 
 @pytest.mark.parametrize("kind", ["vector", "image_chw", "graph_edges"])
@@ -345,35 +314,12 @@ def test_each_step_is_encoded_once(monkeypatch):
 def test_long_episodes_in_evaluation():
     """What is kept stays bounded, and views stay right when it forgets at `begin`."""
     part = begun(vector(2), [[50], [50]], num_steps=3)
-    for _ in range(12):
+    for _ in range(6):
         collect(part)
         assert len(part.memory.storage.whole().values[0]) <= 2 * (4 + 3 + 1)
         for t in range(3):
             for env, game in enumerate(part.games):
                 close(part.views[t, env], reference_views(part, game.log, len(game.log) - 4 + t))
-
-
-def test_play_forgets(monkeypatch):
-    """play() begins anew every --num-steps steps: nothing changes by it."""
-    memories, returns, original = [], [], script.Memory
-    make_memory = lambda *args: memories.append(original(*args)) or memories[-1]
-    monkeypatch.setattr(script, "Memory", make_memory)
-    for num_steps in (3, 100):
-        torch.manual_seed(0)
-        args = small_args(script, num_steps=num_steps, num_envs=2, **SHORT)
-        games = [Script(vector(2), [40], seed) for seed in range(2)]
-        record = gym.wrappers.RecordEpisodeStatistics
-        envs = script.Envs([lambda game=game: record(game) for game in games])
-        agent = script.Agent(envs.leaves, envs.action_space, args)
-        actions, step = [], Script.step
-        noted = lambda self, action: actions.append(action) or step(self, action)
-        with monkeypatch.context() as patch:
-            patch.setattr(Script, "step", noted)
-            infos = script.play(agent, args, envs, True)
-        returns.append(actions)
-        assert [info["episode"]["l"] for info in infos] == [40, 40]
-    assert returns[0] == returns[1] and len(returns[0]) == 80
-    assert memories[0].size <= 2 * (4 + 3) and memories[1].size == 2 * 40
 
 
 class Delay(SmallEnv):
@@ -395,7 +341,10 @@ class Delay(SmallEnv):
 gym.register("DelayedBit-v0", entry_point=Delay)
 
 
-@pytest.mark.parametrize("shifts, low, high", [("-2:0", 15.0, 16.0), ("-1:0", 6.0, 10.5)])
+@pytest.mark.parametrize(
+    "shifts, low, high",
+    [("-2:0", 15.0, 16.0), pytest.param("-1:0", 6.0, 10.5, marks=pytest.mark.slow)],
+)
 def test_learns_what_the_views_show(tmp_path, shifts, low, high):
     """A bit of two steps before is named with a view on it, and guessed without."""
     flags = dict(env_id="DelayedBit-v0", num_envs=8, num_steps=32, total_timesteps=12_000)

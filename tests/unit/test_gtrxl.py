@@ -1,4 +1,5 @@
-"""The memory of ppo_gtrxl.py: single steps, a whole segment, the papers' formulas written out."""
+"""The memory of ppo_gtrxl.py: a segment gives what its steps gave one by one, both are the papers'
+formulas written out, in float64, and attention is that of a dense mask."""
 
 from types import SimpleNamespace
 from unittest import mock
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import UsageErrors, mismatch, vector
+from helpers import vector
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -158,11 +159,11 @@ def history(seed, num_before, num_steps, num_envs, end_probability, dim=8):
 
 
 # ---- The transformer ----
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.integers(0, 99),
-    st.integers(0, 70),
-    st.integers(1, 70),
+    st.integers(0, 50),
+    st.integers(1, 50),
     st.integers(1, 3),
     st.integers(1, 3),
     st.sampled_from([0, 1, 2, 5, 16, 17, 40, 1000]),
@@ -181,7 +182,7 @@ def test_segment_equals_steps(
     torch.testing.assert_close(at_once, outputs[:, envs], atol=1e-10, rtol=1e-10)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     st.integers(0, 99),
     st.integers(0, 20),
@@ -213,12 +214,12 @@ def test_values_equal_a_loop(seed, num_before, num_steps, memory_length, end_pro
 
 @pytest.mark.parametrize(
     "gate, num_layers, memory_length",
-    [("gru", 1, 3), ("gru", 3, 9), ("none", 2, 100), ("gru", 2, 0)],
+    [("gru", 3, 9), ("none", 2, 100), ("gru", 2, 0)],
 )
 def test_against_the_formulas(gate, num_layers, memory_length):
     """Steps and segment agree with a GTrXL written out for one token, head and distance."""
     agent = Bare(3, gate=gate, num_layers=num_layers, memory_length=memory_length)
-    x, starts = history(4, 12, 40, 2, 0.1)
+    x, starts = history(4, 12, 24, 2, 0.1)
     with torch.no_grad():
         outputs, at_once = segment(agent, x, starts, 12)
     for i in range(2):
@@ -307,35 +308,6 @@ def test_attention_against_a_dense_mask(seed, T, B, W):
         torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-9)
 
 
-@pytest.mark.parametrize("memory_length", [2, 100])
-def test_gradients(memory_length):
-    """That of the segment, through several chunks and with a past, by finite differences."""
-    agent = Bare(dim=4, num_heads=2, num_layers=2, memory_length=memory_length)
-    x, starts = history(1, 5, 33 if memory_length == 2 else 7, 2, 0.15, dim=4)
-    memory = walk(agent, x, starts, 5)[1]
-    _, age, _, past = encoded(memory)
-    W = past[0].shape[3]
-    weights = "0.q.weight 1.kv.weight 0.bias_distance 0.decay 1.bias_key 0.r.weight"
-    weights += " 1.gate_attention.rx.weight 0.gate_mlp.bias 0.norm_attention.weight"
-    names = [f"gtrxl.layers.{name}" for name in weights.split()]
-    parameters = [dict(agent.named_parameters())[name] for name in names]
-
-    class Segment(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.gtrxl = agent.gtrxl
-
-        def forward(self, tokens):
-            kv = self.gtrxl.keys_values(memory.inputs[0], W)
-            return self.gtrxl(tokens, age, kv)[0]
-
-    def function(tokens, *values):
-        return torch.func.functional_call(Segment(), dict(zip(names, values)), (tokens,))
-
-    inputs = [values.detach().clone().requires_grad_() for values in (x[5:], *parameters)]
-    assert torch.autograd.gradcheck(function, tuple(inputs), fast_mode=True)
-
-
 def test_no_gradient_into_the_past():
     """What was remembered is a constant; the weights of its keys and values are not."""
     agent = Bare(memory_length=6)
@@ -383,8 +355,8 @@ def test_stored_entries():
     values are those that the next step can find."""
     agent = Bare(memory_length=10, num_layers=3)
     memory = memory_of(agent, 4)
-    x = torch.randn(700, 4, 8, dtype=torch.float64)
-    for t in range(700):
+    x = torch.randn(300, 4, 8, dtype=torch.float64)
+    for t in range(300):
         if t % 200 == 0:
             memory.begin()
             before = min(10, t)
@@ -419,76 +391,25 @@ def test_what_images_ask_for(observation, shown, epochs, tmp_path, monkeypatch):
     assert [len(features) for features in seen].count(12) == epochs  # one minibatch each
 
 
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        ({"dim": 10, "num_heads": 4}, "--dim 10"),
-        ({"num_heads": 0}, "--num-heads 0"),
-        ({"num_layers": 0}, "--num-layers 0"),
-        ({"dim": 0}, "--dim 0"),
-        ({"memory_length": -1}, "--memory-length -1"),
-    ],
-)
-def test_flags_that_do_not_fit(flags, message, tmp_path):
-    with pytest.raises(UsageErrors, match=message):
-        run(tmp_path, env_id="CartPole-v1", **flags)
+def test_a_width_that_heads_cannot_share():
+    with pytest.raises(ppo_gtrxl.UsageError, match="--dim 10"):
+        ppo_gtrxl.GTrXL(small_args(dim=10, num_heads=4))
 
 
-# ---- On a CUDA device ----
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_main_on_cuda(tmp_path):
-    """Collection and training agree on the device."""
-    flags = dict(env_id="Random-v0", env_kwargs={"observation": "mixed"}, dim=64, num_heads=4)
-    flags |= dict(prev_action=True, prev_reward=True, eval_episodes=2, cuda=True)
-    found = run(tmp_path, **flags)
-    assert mismatch(found) < 1e-4 and len(found.rows) == 2
-
-
-def test_past_actions_are_small_at_first():
-    """Their weights are a tenth of the observation's: they do not drown it."""
-    args = small_args(env_id="Random-v0", prev_reward=True)
-    env = ppo_gtrxl.make_env(args)
-    agent = ppo_gtrxl.Agent(ppo_gtrxl.Envs([lambda: env]).leaves, env.action_space, args)
-    seen, past = agent.token.weight.split([agent.encoder.dim, agent.action_dim + 1], 1)
-    assert 0.05 < past.std() / seen.std() < 0.2
-
-
-def encoder_of(**kwargs):
-    """(args, agent, an observation, a function (previous, age) -> what encode makes of it)."""
-    args = small_args(env_id="Random-v0", **kwargs)
-    envs = ppo_gtrxl.Envs([lambda: ppo_gtrxl.make_env(args)])
-    agent = ppo_gtrxl.Agent(envs.leaves, envs.action_space, args)
-    memory = Memory(agent, envs.leaves, 1, args)
-    obs = memory.storage.append(envs.reset(0).obs)
-    kv = [torch.zeros(2, 1, args.num_heads, 0, args.dim // args.num_heads)] * args.num_layers
-
-    def encode(previous, age):
-        with torch.no_grad():
-            return agent.encode(obs, torch.tensor([[age]]), previous, kv)
-
-    return args, agent, obs, encode
-
-
+@torch.no_grad()
 def test_what_actor_and_critic_see():
     """The encoded observation, the stream, what attention found, and the age."""
-    args, agent, obs, encode = encoder_of(memory_length=0)
+    args = small_args(env_id="Random-v0", memory_length=0)
+    envs = ppo_gtrxl.Envs([lambda: ppo_gtrxl.make_env(args)])
+    agent = ppo_gtrxl.Agent(envs.leaves, envs.action_space, args)
+    obs = Memory(agent, envs.leaves, 1, args).storage.append(envs.reset(0).obs)
+    kv = [torch.zeros(2, 1, args.num_heads, 0, args.dim // args.num_heads)] * args.num_layers
     previous = torch.zeros(1, agent.action_dim)
-    seen = []
-    for age in (3, 9):
-        seen.append(encode(previous, age)[0])
+    a, b = (agent.encode(obs, torch.tensor([[age]]), previous, kv)[0] for age in (3, 9))
+    for age, seen in ((3, a), (9, b)):
         expected = encodings(torch.tensor([age]), args.dim).float()
-        torch.testing.assert_close(seen[-1][:, -args.dim :], expected)
-    a, b = seen
+        torch.testing.assert_close(seen[:, -args.dim :], expected)
     assert torch.equal(a[:, : agent.encoder.dim], agent.encoder(obs)[0])
     assert torch.equal(a[:, : -args.dim], b[:, : -args.dim]) and not torch.equal(a, b)
     found = a[:, -2 * args.dim : -args.dim]
     assert a.shape[1] == agent.encoder.dim + 3 * args.dim and found.abs().max() > 0
-
-
-def test_an_outcome_is_joined_with_its_action():
-    """A token is no sum of what its inputs add: means of sums say nothing of products."""
-    _, agent, _, encode = encoder_of()
-    one, other = 10 * torch.randn(2, 1, agent.action_dim)
-    both, none, one, other = (encode(x, 5)[2][0] for x in (one + other, 0 * one, one, other))
-    assert (both + none - one - other).abs().max() > 1e-3

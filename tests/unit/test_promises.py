@@ -4,16 +4,12 @@ the project, what scripts share is the same in all, and each flag is read, shown
 import ast
 import dataclasses
 import importlib
-import re
-import subprocess
 import sys
-import typing
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import shared_blocks
-import tyro
 from helpers import MY_ENV, command, run_folder
 
 from cleanrl_graph import ppo_graph
@@ -24,6 +20,7 @@ SCRIPTS = [path.stem for path in shared_blocks.scripts(FOLDER)]
 MEMORIES = [name for name in ("ppo_framestack", "ppo_gtrxl", "ppo_lstm_sparse") if name in SCRIPTS]
 SERVICES = sorted((FOLDER / "services").glob("*.py"))
 IDEAS = sorted(path.stem for path in FOLDER.glob("*_mini.py"))
+
 SHARED = {"observations", "environments", "storage", "encoder", "action heads", "ranks", "run"}
 SHARED |= {"train", "play"}
 TUNED = set(  # flags with other defaults where there is a memory
@@ -37,26 +34,11 @@ def source(name):
     return (FOLDER / f"{name}.py").read_text()
 
 
-def is_suppressed(script, field):
-    hint = typing.get_type_hints(script.Args, include_extras=True)[field.name]
-    return tyro.conf.Suppress[int] == hint
-
-
 @pytest.mark.parametrize("name", IDEAS)
 def test_an_idea_is_short(name):
     """It has at most 380 lines, and shares none of them."""
     text = source(name)
     assert text.count("\n") <= 380 and "# --- shared:" not in text
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_flags_of_a_script_and_of_services(name):
-    """No flag is both, and those that are filled in at run time are hidden."""
-    script = importlib.import_module(f"cleanrl_graph.{name}")
-    fields = dataclasses.fields(script.Args)
-    services = {field.name for field in dataclasses.fields(arguments.flags_of(script))}
-    assert not services & {field.name for field in fields}
-    assert {field.name for field in fields if is_suppressed(script, field)} == RUNTIME
 
 
 def is_args(node):
@@ -80,24 +62,20 @@ def read_fields(path):
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_every_flag_is_read(name):
-    """Every flag of a script is read in the script, every flag of the services there."""
+def test_every_flag_is_read_and_shown(name):
+    """In the script or, those of the services, there; --help has each but those that are filled in
+    at run time. No flag is both."""
     script = importlib.import_module(f"cleanrl_graph.{name}")
-    fields = dataclasses.fields(script.Args)
-    fields = {field.name for field in fields if not is_suppressed(script, field)}
+    fields = {field.name for field in dataclasses.fields(script.Args)} - RUNTIME
     assert fields - read_fields(FOLDER / f"{name}.py") == set()
     services = {field.name for field in dataclasses.fields(arguments.flags_of(script))}
+    assert not services & fields
     texts = "".join(path.read_text() for path in SERVICES)
     named = {flag for flag in services if f'getattr(args, "{flag}"' in texts}
     assert services - set().union(*map(read_fields, SERVICES)) - named == set()
-
-
-def assert_help(text, flags, hidden=()):
-    """Every flag has a docstring of its own, and is shown unless it is hidden."""
-    text = re.sub(r"\s+", " ", text)
-    for flag, doc in flags:
-        assert isinstance(doc, ast.Expr) and len(doc.value.value) > 10, f"{flag} has no docstring"
-        assert (f"--{flag.replace('_', '-')}" in text) == (flag not in hidden), flag
+    code, text, _ = command("--help", script=script)
+    shown = {flag for flag in fields | services | RUNTIME if f"--{flag.replace('_', '-')}" in text}
+    assert code == 0 and shown == fields | services
 
 
 def fields_of(path, name="Args"):
@@ -106,25 +84,6 @@ def fields_of(path, name="Args"):
     (body,) = [node.body for node in classes if node.name == name]
     pairs = zip(body, [*body[1:], None])
     return [(field.target.id, doc) for field, doc in pairs if isinstance(field, ast.AnnAssign)]
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_help_shows_every_flag(name, capsys):
-    """All flags but those filled in at run time, each with a docstring of its own."""
-    script = importlib.import_module(f"cleanrl_graph.{name}")
-    flags = fields_of(FOLDER / f"{name}.py")
-    assert {flag for flag, _ in flags} == {field.name for field in dataclasses.fields(script.Args)}
-    with pytest.raises(SystemExit):
-        tyro.cli(script.Args, args=["--help"])
-    assert_help(capsys.readouterr().out, flags, RUNTIME)
-    services = fields_of(FOLDER / "services/arguments.py", "Flags")
-    if name == "ppo_graph_aux":
-        services += fields_of(FOLDER / "services/arguments.py", "DemoFlags")
-    found = {field.name for field in dataclasses.fields(arguments.flags_of(script))}
-    assert {flag for flag, _ in services} == found
-    code, text, _ = command("--help", script=script)
-    assert code == 0
-    assert_help(text, flags + services, RUNTIME)
 
 
 # None by default: as the observations ask for
@@ -185,35 +144,6 @@ def docs_of(name):
     return {field: " ".join(doc.value.value.split()) for field, doc in fields}
 
 
-def imported(text):
-    """The names of all that a text imports, and the modules that it imports from."""
-    found = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            found |= {alias.name for alias in node.names}
-        if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, ast.unparse(node)
-            found.add(node.module)
-    return found
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_no_script_needs_another_file(name):
-    """Above its last lines it imports nothing of the project, and reads no flag of the services."""
-    body, _ = source(name).split('if __name__ == "__main__":')
-    local = {path.stem for path in FOLDER.iterdir()} | {"benchmark", "tests", "cleanrl_graph"}
-    assert not {found.split(".")[0] for found in imported(body)} & local
-    flags = {field.name for field in dataclasses.fields(arguments.DemoFlags)}
-    assert not read_fields(FOLDER / f"{name}.py") & flags
-
-
-@pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.stem)
-def test_services_import_no_script(path):
-    """They are handed the script."""
-    parts = {part for name in imported(path.read_text()) for part in name.split(".")}
-    assert not parts & {path.stem for path in FOLDER.glob("ppo_*.py")}
-
-
 @pytest.mark.parametrize("name", [*SCRIPTS, "ppo_graph_mini"])
 def test_runs_alone(name, tmp_path, monkeypatch):
     """Copied into an empty folder, where there is no package, a script trains, plays and leaves its
@@ -268,39 +198,22 @@ def test_shared_blocks_are_identical():
         assert script not in MEMORIES or SHARED <= set(theirs)
 
 
-def test_shared_blocks_tool(tmp_path):
-    """A script whose block was changed is reported and repaired, and the rest of it stays; by the
-    command with an exit code. Of a block that ppo_graph.py lacks the first script is the source."""
-    folder, text = tmp_path / "cleanrl_graph", source("ppo_graph")
-    tool = tmp_path / "tests" / "shared_blocks.py"
-    folder.mkdir(), tool.parent.mkdir()
-    tool.write_text(Path(shared_blocks.__file__).read_text())
-    own = "\n# what a script does not share\n"
+def test_a_block_that_differs_is_written_anew(tmp_path):
+    """It is named, and repaired by that of ppo_graph.py or, where that has none, of the first
+    script; the rest of a script stays."""
+    own, text = "\n# what a script does not share\n", source("ppo_graph")
     block = "# --- shared: memory ---\n{}\n# --- end shared: memory ---\n"
-    one, two = folder / "ppo_one.py", folder / "ppo_two.py"
-    (folder / "ppo_graph.py").write_text(text)
+    (tmp_path / "ppo_graph.py").write_text(text)
+    one, two = tmp_path / "ppo_one.py", tmp_path / "ppo_two.py"
     for path in (one, two):
         changed = text.replace("class Rows(nn.Module)", "class Lines(nn.Module)")
         path.write_text(changed + block.format(path) + own)
     differs = [f"{path.name}: block 'encoder' differs from ppo_graph.py" for path in (one, two)]
     memory = "ppo_two.py: block 'memory' differs from ppo_one.py"
-    assert shared_blocks.compare(folder) == [*differs, memory]
-
-    def run(*flags):
-        done = subprocess.run([sys.executable, tool, *flags], capture_output=True, text=True)
-        return done.returncode, done.stdout + done.stderr
-
-    code, said = run()
-    assert code == 1 and all(line in said for line in (*differs, memory))
-    assert run("--write", "ppo_two.py")[0] == 0 and run()[0] == 1
-    assert two.read_text() == text + block.format(one) + own
-    assert shared_blocks.compare(folder, True) == differs[:1]
-    assert one.read_text() == two.read_text() and "identical" in run()[1]
-    assert (folder / "ppo_graph.py").read_text() == text
-    code, said = run("ppo_none.py")
-    assert code == 1 and "ppo_none.py: no such script" in said
-    one.write_text("# --- shared: encoder ---\nof a script without the others\n")
-    assert shared_blocks.compare(folder) == []
-    (folder / "ppo_odd.py").write_text("\n# --- shared: observations ---\nno end\n")
+    assert shared_blocks.compare(tmp_path) == [*differs, memory]
+    shared_blocks.compare(tmp_path, write=True)
+    assert one.read_text() == two.read_text() == text + block.format(one) + own
+    assert shared_blocks.compare(tmp_path) == []
+    (tmp_path / "ppo_odd.py").write_text("\n# --- shared: observations ---\nno end\n")
     with pytest.raises(ValueError, match="1 marker lines for 0 blocks"):
-        shared_blocks.compare(folder)
+        shared_blocks.compare(tmp_path)

@@ -130,17 +130,6 @@ def no_kernel(script):
     return after_averaging(script, lambda grad: torch.histogram(grad, 4))
 
 
-def pageable(script, **how):
-    """A copy from pageable memory that is waited for."""
-    to_device = lambda array, device: torch.from_numpy(array).to(device, **how)
-    return mock.patch.object(script, "to_device", to_device)
-
-
-def not_pinned(script):
-    """A copy from pageable memory."""
-    return pageable(script, non_blocking=True)
-
-
 def reused(script):
     """A pinned buffer that is kept and written again for the next copy."""
     buffers = {}
@@ -156,23 +145,11 @@ def reused(script):
     return mock.patch.object(script, "to_device", to_device)
 
 
-def early(script):
-    """Results that are read before they are there."""
-    return mock.patch.object(torch.Tensor, "cpu", lambda self: self.to("cpu", non_blocking=True))
-
-
 def left_behind(script):
     """A constant that stays on the CPU when the agent moves."""
     forward, scale = script.CNN.forward, torch.ones(512)
     scaled = lambda self, images: forward(self, images) * scale
     return mock.patch.object(script.CNN, "forward", scaled)
-
-
-def otherwise(script):
-    """Something else is computed on the device than on the CPU."""
-    exp = torch.Tensor.exp
-    wrong = lambda self: exp(self) * (1.001 if self.is_cuda else 1)
-    return mock.patch.object(torch.Tensor, "exp", wrong)
 
 
 # ---- Cases ----
@@ -210,22 +187,18 @@ ROWS = [  # check, script, flags, whether it is one of the fast ones
         (same, script, any_env(*kind, with_ids="lstm" in script and kind[1] == "element"), fast)
         for script in SCRIPTS
         for kind in KINDS
-        for fast in [kind == GRAPH or (script, kind) == ("ppo_graph", ("box", "box"))]
+        for fast in [kind == GRAPH and script not in ("ppo_graph_async", "ppo_graph_aux")]
     ),
     *((same, script, any_env("graph_edges", "per_node"), SLOW) for script in SCRIPTS),
     (same, "ppo_graph", any_env(*GRAPH, num_workers=2, norm_obs=True), SLOW),
-    (same, "ppo_graph", any_env("multidiscrete", "mask"), SLOW),
     (same, "ppo_graph", any_env(*IMAGES, "avail_actions"), SLOW),
     (same, "ppo_graph", any_env("graph", "mixed", norm_obs=True), SLOW),
-    (same, "ppo_graph", any_env(*SET, set_layers=2), FAST),
+    (same, "ppo_graph", any_env(*SET, set_layers=2), SLOW),
     (same, "ppo_graph", any_env(*IMAGES, "element", critic_only=("obs.image", "obs.vector")), SLOW),
-    (same, "ppo_graph", any_env(*GRAPH, gnn="gin"), SLOW),
-    (same, "ppo_framestack", any_env("graph_edges", "mixed"), SLOW),
     (same, "ppo_lstm_sparse", explore(), FAST),
     (same, "ppo_lstm_sparse", explore(cell="gru"), SLOW),
     (same, "ppo_lstm_sparse", explore(cell="mingru"), SLOW),
     (same, "ppo_lstm_sparse", any_env("graph_edges", "edge", with_ids=True), SLOW),
-    (same, "ppo_lstm_sparse", any_env("graph", "per_node_box", with_ids=True), SLOW),
     (same, "ppo_gtrxl", LONG, SLOW),
     (same, "ppo_graph_aux", any_env(*GRAPH, aux="predict"), SLOW),
     (same, "ppo_graph_async", any_env(*GRAPH, max_lag=0), SLOW),
@@ -233,36 +206,30 @@ ROWS = [  # check, script, flags, whether it is one of the fast ones
     *((same, mini, dict(env_id=f"Mini{kind_of(mini)}-v0", num_envs=2), FAST) for mini in MINIS),
     *((mini_budget, mini, dict(env_id=f"Mini{kind_of(mini)}-endless-v0"), FAST) for mini in MINIS),
     *(
-        (budget, script, flags, script == "ppo_graph")
+        (budget, script, flags, script == "ppo_graph" and "norm_obs" in flags)
         for script in SCRIPTS
         for flags in (any_env("graph_edges", "per_node"), any_env(*GRAPH, norm_obs=True))
     ),
     (budget, "ppo_graph", any_env("graph_edges", "mixed"), SLOW),
     (budget, "ppo_graph", any_env("box", "box", norm_obs=True, target_kl=1e9), SLOW),
     (budget, "ppo_graph", any_env(*GRAPH, gnn="gatv2"), SLOW),
-    (budget, "ppo_graph", any_env(*GRAPH, gnn="gin"), SLOW),
-    (budget, "ppo_graph", any_env(*SET, set_layers=2), FAST),
-    (budget, "ppo_graph", any_env(*GRAPH, graph_context=True), FAST),
-    (budget, "ppo_graph", any_env(*IMAGES, "element", critic_only=("obs.image",)), FAST),
+    (budget, "ppo_graph", any_env(*SET, set_layers=2), SLOW),
+    (budget, "ppo_graph", any_env(*GRAPH, graph_context=True), SLOW),
+    (budget, "ppo_graph", any_env(*IMAGES, "element", critic_only=("obs.image",)), SLOW),
     (budget, "ppo_graph_async", any_env("sequence", "box"), FAST),
-    (budget, "ppo_framestack", any_env("image", "tuple"), FAST),
+    (budget, "ppo_framestack", any_env("image", "tuple"), SLOW),
     (budget, "ppo_lstm_sparse", any_env("box", "discrete"), SLOW),
     (budget, "ppo_lstm_sparse", explore(), FAST),
-    (budget, "ppo_lstm_sparse", explore(cell="gru"), SLOW),
     (budget, "ppo_lstm_sparse", explore(cell="mingru"), SLOW),
     (budget, "ppo_gtrxl", CARTPOLE, FAST),
     (budget, "ppo_graph_aux", any_env("image", "tuple", aux="predict"), SLOW),
-    (budget, "ppo_graph_agents", AGENTS, FAST),
+    (budget, "ppo_graph_agents", AGENTS, SLOW),
 ]
 BUGS = {  # planted bug -> (check, observation, what is found)
     waiting: (budget, "box", "1 waits per minibatch, 0 allowed: {('_local_scalar_dense', 'test_v"),
-    pageable: (budget, "box", "3 waits per step, 1 allowed: {('copy to the device', 'test_virtual"),
-    not_pinned: (budget, "box", "1 copies per step from pageable memory: test_virtual_cuda.py"),
     reused: (same, "box", "is used again while it is copied since test_virtual_cuda.py"),
-    early: (same, "box", "AssertionError: 100"),  # of an action
     left_behind: (same, "image", "RuntimeError: Expected all tensors to be on the same device"),
     no_kernel: (same, "box", "aten.histogram.bin_ct has no CUDA kernel (test_virtual"),
-    otherwise: (same, "box", "losses/entropy"),
 }
 
 
@@ -325,11 +292,9 @@ def test_on_the_device(name, results):
     assert results[name] == []
 
 
-BUG_NAMES = [case(bug.__name__, bug in (waiting, reused, no_kernel)) for bug in BUGS]
-
-
-@pytest.mark.parametrize("name", BUG_NAMES)
+@pytest.mark.parametrize("name", [bug.__name__ for bug in BUGS])
 def test_planted_bugs_are_found(name, results):
+    """Else a check could not fail."""
     _, _, expected = next(BUGS[bug] for bug in BUGS if bug.__name__ == name)
     assert any(expected in problem for problem in results[name]), results[name]
 

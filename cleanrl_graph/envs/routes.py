@@ -4,7 +4,7 @@ serves all customers.
 Instances are drawn as in Kool et al. 2019 (arXiv:1803.08475), places uniform in the unit square.
 `test_set` makes the 10,000 instances on which its tables, and those of many papers since, compare
 methods (generate_data.py of github.com/wouterkool/attention-learn-to-route with seed 1234).
-Lengths of policies, rules and solvers: see benchmark/results/routes/table.md.
+Nearest neighbour tours are 4.50 long there with 20 cities, farthest insertion 3.93, optimal 3.83.
 """
 
 from functools import lru_cache
@@ -60,12 +60,10 @@ def nearest_neighbour(distances):
 
 
 def farthest_insertion(distances):
-    """Returns a tour: again and again the city that is farthest from the tour, at the place where it
-    makes it longer by the least (Rosenkrantz, Stearns and Lewis 1977). It begins with the two
-    cities that are farthest from each other."""
+    """Returns a tour: again and again it gets the city that is farthest from it, at the place where
+    that adds the least (Rosenkrantz, Stearns and Lewis 1977). It begins with the two cities that
+    are farthest from each other."""
     tour = [int(city) for city in np.unravel_index(distances.argmax(), distances.shape)]
-    if len(distances) == 1:
-        return [0]
     to_tour = distances[tour].min(0)
     while len(tour) < len(distances):
         city = int(to_tour.argmax())
@@ -108,7 +106,8 @@ class RouteEnv(gym.Env):
             raise ValueError(f'render_mode must be None or "rgb_array", got {render_mode!r}.')
         if instance is not None and (len(sizes) > 1 or not 0 <= instance < NUM_TESTS):
             raise ValueError(
-                f"instance must be below {NUM_TESTS}, with one size, got {instance!r} with {sizes!r}."
+                f"instance must be below {NUM_TESTS}, with one size, got {instance!r} "
+                f"with {sizes!r}."
             )
         self.sizes = tuple(sizes)
         self.instance = instance
@@ -119,7 +118,7 @@ class RouteEnv(gym.Env):
         self.observation_space = spaces.Dict(
             {"graph": spaces.Graph(node_space, edge_space), "action_mask": mask_space()}
         )
-        self.action_space = spaces.Discrete(max(sizes) + 1)
+        self.shown, self.mask = np.zeros(0, int), np.zeros(0, np.int8)
 
     def reset(self, *, seed=None, options=None):
         """Returns the first observation and {}. A seed fixes everything that follows."""
@@ -164,11 +163,11 @@ class RouteEnv(gym.Env):
         nodes[len(begin) - 1, 5] = 1
         links, is_link = links_of(len(self.shown))
         edges = distances[is_link][:, None].astype(np.float32)
-        return spaces.GraphInstance(nodes, edges, links)
+        return spaces.GraphInstance(nodes, edges, links.copy())
 
     def render(self):
-        """Returns the places and the way so far, uint8 [480, 480, 3]: each tour from the first place
-        (a square) has a colour of its own."""
+        """Returns the places and the way so far, uint8 [480, 480, 3]: each tour from the first
+        place (a square) has a colour of its own."""
         if self.render_mode != "rgb_array" or self.route is None:
             return None
         size = 960  # drawn twice as large, for smooth lines
@@ -198,10 +197,10 @@ class TSPEnv(RouteEnv):
     `cities`, each as likely.
 
     Observation: {"graph": the city where one is, the first one (unless that is the same) and those
-    that are left, as nodes float32 [n, 6]: x and y as seen from where one is, the distances to where
-    one is and to the first city, 1 for where one is, 1 for the first city; each is linked with each
-    other one, edges float32 [n (n - 1), 1]: the distance; "action_mask": int8 [n], 1 for those that
-    are left}. What is visited is no longer shown: an episode of n cities has graphs of n nodes and
+    that are left, as nodes float32 [n, 6]: x and y as seen from where one is, the distances to
+    where one is and to the first city, 1 for where one is, 1 for the first city; each is linked
+    with each other one, edges float32 [n (n - 1), 1]: the distance; "action_mask": int8 [n], 1 for
+    those that are left}. What is visited is no longer shown: an episode of n cities has graphs of n nodes and
     less. Action: a row whose mask is 1, the next city. Reward: minus the distance to it, with the
     last one also that back to the first. The episode terminates then; info["eval"] has the length
     of the tour and that of the nearest neighbour rule.
@@ -219,6 +218,7 @@ class TSPEnv(RouteEnv):
         if not cities or min(cities) < 2:
             raise ValueError(f"cities must be numbers of at least 2, got {cities!r}.")
         super().__init__(cities, instance, render_mode)
+        self.action_space = spaces.Discrete(max(cities))
 
     def draw(self, num):
         if self.instance is not None:
@@ -254,15 +254,16 @@ class CVRPEnv(RouteEnv):
     depot to load whenever that is needed. The return is minus the length of the way, to be learned
     with gamma 1.
 
-    Depot and customers are drawn anew in each episode, uniform in the unit square; there are as many
-    customers as one of `customers`, each as likely. A demand is one of 1 to 9; CAPACITIES says what
-    the vehicle holds (between its entries by interpolation).
+    Depot and customers are drawn anew in each episode, uniform in the unit square; there are as
+    many customers as one of `customers`, each as likely. A demand is one of 1 to 9; CAPACITIES says
+    what the vehicle holds (between its entries by interpolation).
 
     Observation: as that of `TSPEnv` for the depot as first city, with two more features of a node,
     its demand (of the depot 0) and what the vehicle still has, as shares of the capacity.
     "action_mask" is 1 for customers whose demand the vehicle still has, and for the depot if it is
-    elsewhere. Action: a row whose mask is 1. Reward: minus the distance to it, with the last customer
-    also that to the depot. The episode terminates then; info["eval"] has the length of the way.
+    elsewhere. Action: a row whose mask is 1. Reward: minus the distance to it, with the last
+    customer also that to the depot. The episode terminates then; info["eval"] has the length of
+    the way.
 
     Args:
         customers: numbers of customers that instances have, at least 1.
@@ -278,6 +279,7 @@ class CVRPEnv(RouteEnv):
         if not customers or min(customers) < 1:
             raise ValueError(f"customers must be numbers of at least 1, got {customers!r}.")
         super().__init__(customers, instance, render_mode)
+        self.action_space = spaces.Discrete(1 + max(customers))
 
     def draw(self, num):
         self.capacity = self.load = round(np.interp(num, [*CAPACITIES], [*CAPACITIES.values()]))

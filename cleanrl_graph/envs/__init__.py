@@ -25,6 +25,7 @@ register(
 )
 register("NearestToMarked-v0", "toy:NearestToMarkedEnv")
 register("TSP-v0", "routes:TSPEnv")
+register("TSPInsert-v0", "routes:TSPInsertEnv")
 register("CVRP-v0", "routes:CVRPEnv")
 register("VertexCover-v0", "vertex_cover:VertexCoverEnv")
 register("PairNodes-v0", "toy:PairNodesEnv")

@@ -1,10 +1,11 @@
-"""TSP-v0 and CVRP-v0: the shortest tour through all cities; the shortest routes of a vehicle that
-serves all customers.
+"""TSP-v0, TSPInsert-v0: the shortest tour through all cities. CVRP-v0: the shortest routes of a
+vehicle that serves all customers.
 
 Instances are drawn as in Kool et al. 2019 (arXiv:1803.08475), places uniform in the unit square.
-`test_set` makes the 10,000 instances on which its tables, and those of many papers since, compare
-methods (generate_data.py of github.com/wouterkool/attention-learn-to-route with seed 1234).
-Nearest neighbour tours are 4.50 long there with 20 cities, farthest insertion 3.93, optimal 3.83.
+`tsp_test_set` and `cvrp_test_set` make the 10,000 instances on which its tables, and those of many
+papers since, compare methods (generate_data.py of github.com/wouterkool/attention-learn-to-route
+with seed 1234). The tours of 20 cities are 3.83 long if they are optimal, 3.93 by farthest
+insertion and 4.50 by nearest neighbour.
 """
 
 from functools import lru_cache
@@ -18,6 +19,7 @@ from .toy import mask_space
 
 TEST_SEED = 1234
 NUM_TESTS = 10_000
+NEAREST = 5  # links of a city of TSPInsertEnv
 COLOURS = ["royalblue", "crimson", "seagreen", "darkorange", "purple", "teal", "goldenrod"]
 CAPACITIES = {10: 20, 20: 30, 50: 40, 100: 50}  # of the vehicle, by number of customers
 
@@ -74,6 +76,25 @@ def farthest_insertion(distances):
     return tour
 
 
+def convex_hull(places):
+    """Returns the corners of the convex hull of the places [n, 2], counterclockwise (Andrew's
+    monotone chain)."""
+    x, y = places.T.tolist()
+    order = np.lexsort((places[:, 1], places[:, 0])).tolist()
+    hull = []
+    for half in (order, order[::-1]):  # the lower one, then the upper one
+        chain = []
+        for c in half:
+            while len(chain) > 1:
+                a, b = chain[-2:]
+                if (x[b] - x[a]) * (y[c] - y[a]) > (y[b] - y[a]) * (x[c] - x[a]):
+                    break  # a turn to the left
+                chain.pop()
+            chain.append(c)
+        hull += chain[:-1]
+    return hull
+
+
 def suites(name):
     """Returns dict suite name -> list of keyword arguments, one per test instance: all of 20, and
     the first 1,000 of others."""
@@ -92,7 +113,7 @@ def links_of(num):
 
 
 class RouteEnv(gym.Env):
-    """What both tasks share: places, the way so far, the graph of what is left, the picture.
+    """What the tasks share: places, the way so far, the graph of what is left, the picture.
 
     A subclass has `num_features` of a node beside the six that all have and defines draw(), which
     returns the places [n, 2] of a new instance, the first one being where the route begins.
@@ -100,6 +121,7 @@ class RouteEnv(gym.Env):
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 4}
     num_features = 0
+    num_edge_features = 1
 
     def __init__(self, sizes, instance, render_mode):
         if render_mode not in (None, "rgb_array"):
@@ -114,7 +136,7 @@ class RouteEnv(gym.Env):
         self.render_mode = render_mode
         self.route = None
         node_space = spaces.Box(-np.inf, np.inf, (6 + self.num_features,), np.float32)
-        edge_space = spaces.Box(0, np.inf, (1,), np.float32)
+        edge_space = spaces.Box(0, np.inf, (self.num_edge_features,), np.float32)
         self.observation_space = spaces.Dict(
             {"graph": spaces.Graph(node_space, edge_space), "action_mask": mask_space()}
         )
@@ -177,11 +199,11 @@ class RouteEnv(gym.Env):
         tour = 0
         for source, target in zip(self.route, self.route[1:]):
             pen.line([*at[source], *at[target]], fill=COLOURS[tour % len(COLOURS)], width=8)
-            tour += target == 0
+            tour += target == self.route[0]
         for place, (x, y) in enumerate(at):
-            radius = 16 if place in (0, self.route[-1]) else 11
+            radius = 16 if place in (self.route[0], self.route[-1]) else 11
             box = [x - radius, y - radius, x + radius, y + radius]
-            if place == 0:
+            if place == self.route[0]:
                 pen.rectangle(box, "black")
             else:
                 is_left = place in self.left
@@ -200,10 +222,10 @@ class TSPEnv(RouteEnv):
     that are left, as nodes float32 [n, 6]: x and y as seen from where one is, the distances to
     where one is and to the first city, 1 for where one is, 1 for the first city; each is linked
     with each other one, edges float32 [n (n - 1), 1]: the distance; "action_mask": int8 [n], 1 for
-    those that are left}. What is visited is no longer shown: an episode of n cities has graphs of n nodes and
-    less. Action: a row whose mask is 1, the next city. Reward: minus the distance to it, with the
-    last one also that back to the first. The episode terminates then; info["eval"] has the length
-    of the tour and that of the nearest neighbour rule.
+    those that are left}. What is visited is no longer shown: an episode of n cities has graphs of n
+    nodes and less. Action: a row whose mask is 1, the next city. Reward: minus the distance to it,
+    with the last one also that back to the first. The episode terminates then; info["eval"] has the
+    length of the tour and that of the nearest neighbour rule.
 
     Args:
         cities: numbers of cities that instances have, at least 2.
@@ -247,6 +269,100 @@ class TSPEnv(RouteEnv):
                 }
             }
         return self.observation(), reward, terminated, False, info
+
+
+class TSPInsertEnv(TSPEnv):
+    """The travelling salesman by insertion, as in Dai et al. 2017 (arXiv:1704.01665): an action
+    chooses a city, which comes into the tour where that makes it longer by the least. It begins
+    with the convex hull of the cities, whose corners an optimal tour visits in their order. The
+    return is minus the length of the tour, to be learned with gamma 1.
+
+    Cities are drawn as those of `TSPEnv`.
+
+    Observation: {"graph": all cities as nodes float32 [n, 8]: x and y from the middle of the
+    square, 1 for those of the tour, the share of cities that it has, and, where a city is not in
+    it, by how much it would make it longer, by how much more at the second best place, the
+    distances to the nearest city of the tour and to the nearest other one that is not in it; each
+    is linked with its `NEAREST` nearest ones, both ways, those of the tour with the next ones, and
+    those that are not in it with the two between which they would come, edges float32 [e, 2]: half
+    the distance, 1 if it is a part of the tour; "action_mask": int8 [n], 1 for those that are not
+    in the tour}. Lengths, but for x and y, are multiples of 1 / sqrt(n), so that many cities look
+    like few. Action: a city whose mask is 1. Reward: minus what it adds, with the first one also
+    the length of the hull. The episode terminates when all are in the tour; info["eval"] has its
+    length.
+
+    Args: those of `TSPEnv`. Raises the same.
+    """
+
+    num_features = 2
+    num_edge_features = 2
+
+    def reset(self, *, seed=None, options=None):
+        """Returns the first observation and {}. A seed fixes everything that follows."""
+        gym.Env.reset(self, seed=seed)
+        self.places = self.draw(int(self.sizes[self.np_random.integers(len(self.sizes))]))
+        self.distances = distances_of(self.places)
+        num = len(self.places)
+        self.shown = np.arange(num)
+        nearest = np.argsort(self.distances, 1)[:, 1 : 1 + NEAREST]
+        self.near = np.zeros((num, num), bool)
+        self.near[self.shown[:, None], nearest] = True
+        self.near |= self.near.T
+        self.tour = convex_hull(self.places)[: num - 1]  # one is left even if all are corners
+        self.length = 0.0  # what the rewards have counted
+        return self.observation(), {}
+
+    def observation(self):
+        """What the present state shows. Sets `where`, the place in the tour of each city of
+        `left`."""
+        num = len(self.places)
+        tour = np.array(self.tour)
+        following = np.roll(tour, -1)
+        self.route = [*self.tour, self.tour[0]]
+        self.mask = np.ones(num, np.int8)
+        self.mask[tour] = 0
+        self.left = left = np.flatnonzero(self.mask)
+        to_tour = self.distances[left][:, tour]
+        added = to_tour + self.distances[left][:, following] - self.distances[tour, following]
+        self.where = where = added.argmin(1)
+
+        nodes = np.zeros((num, 8), np.float32)
+        nodes[:, :2] = 2 * self.places - 1
+        nodes[tour, 2] = 1
+        nodes[:, 3] = len(tour) / num
+        unit = 1 / np.sqrt(num)
+        nodes[left, 4] = added.min(1) / unit
+        if len(tour) > 2:  # else both places are the same
+            nodes[left, 5] = np.diff(np.partition(added, 1, 1)[:, :2])[:, 0] / unit
+        nodes[left, 6] = to_tour.min(1) / unit
+        if len(left) > 1:
+            nodes[left, 7] = np.sort(self.distances[left][:, left], 1)[:, 1] / unit
+
+        is_link = self.near.copy()
+        in_tour = np.zeros((num, num), bool)
+        in_tour[tour, following] = in_tour[following, tour] = True
+        for ends in (tour[where], following[where]):
+            is_link[left, ends] = is_link[ends, left] = True
+        is_link |= in_tour
+        np.fill_diagonal(is_link, False)
+        links = np.stack(np.nonzero(is_link), 1)
+        edges = np.stack([self.distances[is_link] / (2 * unit), in_tour[is_link]], 1)
+        graph = spaces.GraphInstance(nodes, edges.astype(np.float32), links)
+        return {"graph": graph, "action_mask": self.mask}
+
+    def step(self, action):
+        """Returns the next observation, the reward, terminated, False, and info, which is {} before
+        the end."""
+        city = self.place_of(action)
+        at = int(self.where[np.flatnonzero(self.left == city)[0]]) + 1
+        self.tour = [city, *self.tour[at:], *self.tour[:at]]  # begins with the newest
+        length = length_of(self.distances, self.tour)
+        reward = self.length - length
+        self.length = length
+        observation = self.observation()
+        terminated = len(self.left) == 0
+        info = {"eval": {"length": length}} if terminated else {}
+        return observation, reward, terminated, False, info
 
 
 class CVRPEnv(RouteEnv):

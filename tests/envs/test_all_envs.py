@@ -29,6 +29,7 @@ FIXED = [
     ("DagSchedule-v0", {"num_jobs": 4, "workload": 3}),
     ("VertexCover-v0", {"nodes": (20,), "instance": 7}),
     ("TSP-v0", {"instance": 7}),
+    ("TSPInsert-v0", {"instance": 7}),
     ("CVRP-v0", {"instance": 7}),
 ]
 ENVS = TOY + FIXED
@@ -54,6 +55,8 @@ ENVS += [
     ("VertexCover-v0", {}),
     ("TSP-v0", {}),
     ("TSP-v0", {"cities": (2, 9)}),
+    ("TSPInsert-v0", {}),
+    ("TSPInsert-v0", {"cities": (2, 3, 9)}),
     ("CVRP-v0", {}),
     ("CVRP-v0", {"customers": (1, 9)}),
     ("Crowd-v0", {}),
@@ -169,6 +172,7 @@ def test_gymnasium_checker(env_id, kwargs):
         ("Pogema-v0", {"map": "........\n" * 8, "num_robots": 3}, (320, 320, 3), 4),
         ("VertexCover-v0", {}, (480, 480, 3), 4),
         ("TSP-v0", {}, (480, 480, 3), 4),
+        ("TSPInsert-v0", {}, (480, 480, 3), 4),
         ("CVRP-v0", {}, (480, 480, 3), 5),
     ],
 )
@@ -240,6 +244,7 @@ FORBIDS = {
     "DagSchedule-v0": "Node {} is not legal",
     "VertexCover-v0": "Node {} covers no edge",
     "TSP-v0": "Row {} cannot be chosen",
+    "TSPInsert-v0": "Row {} cannot be chosen",
     "CVRP-v0": "Row {} cannot be chosen",
 }
 

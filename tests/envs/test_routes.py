@@ -1,5 +1,5 @@
-"""TSP-v0 and CVRP-v0: a return is minus the length of a tour, the test sets are the published ones,
-the rules have the published lengths, and no vehicle carries more than it can."""
+"""TSP-v0, TSPInsert-v0 and CVRP-v0: a return is minus the length of a tour, the test sets are the
+published ones, the rules have the published lengths, and no vehicle carries more than it can."""
 
 from itertools import permutations
 
@@ -180,3 +180,77 @@ def test_what_is_visited_is_no_longer_shown():
         assert edge == pytest.approx(np.hypot(*(places[0] - places[1])))
     assert graph.nodes[:, 2:4] == pytest.approx(env.distances[env.shown][:, [1, 0]])
     assert graph.nodes[:, 4:].T.tolist() == [[1, 0, 0, 0, 0], [0, 1, 0, 0, 0]]
+
+
+def test_convex_hull():
+    """All cities are to the left of its edges; a point within and one on an edge are no corners."""
+    square = np.array([[0.5, 0.5], [0, 0], [1, 1], [0.5, 0], [1, 0], [0, 1]])
+    assert routes.convex_hull(square) == [1, 4, 2, 5]
+    places = np.random.default_rng(0).random((50, 2))
+    hull = routes.convex_hull(places)
+    assert len(set(hull)) == len(hull) < 50
+    for a, b in zip(hull, hull[1:] + hull[:1]):
+        (x, y), others = places[b] - places[a], places - places[a]
+        assert (x * others[:, 1] - y * others[:, 0] > -1e-12).all()
+
+
+def test_insertion_begins_with_the_hull_and_reaches_the_optimum():
+    """An optimal tour visits the corners of the hull in their order. Some order of insertions finds
+    it in the most of these instances, and none finds a shorter one."""
+    env, found = make("TSPInsert-v0", cities=(7,)), []
+    for seed in range(20):
+        env.reset(seed=seed)
+        best = min(all_lengths(env.places))
+        left = env.left.tolist()
+        assert sorted(env.tour + left) == list(range(7)) and len(left) >= 1
+        lengths = []
+        for order in permutations(left):
+            env.reset(seed=seed)
+            total = sum(env.step(city)[1] for city in order)
+            assert sorted(env.tour) == list(range(7))
+            assert -total == pytest.approx(length_of(env.distances, env.tour))
+            lengths.append(-total)
+        assert min(lengths) >= best - 1e-9
+        found.append(min(lengths) <= best + 1e-9)
+    assert np.mean(found) >= 0.9
+
+
+def test_what_an_insertion_shows():
+    """Each number by its definition, throughout an episode; what a city adds is the reward."""
+    env, rng = make("TSPInsert-v0", cities=(12,)), np.random.default_rng(0)
+    for seed in range(5):
+        observation, _ = env.reset(seed=seed)
+        num_hull = len(env.tour)
+        while len(env.left) > 1:
+            tour, left, unit = env.tour, env.left.tolist(), 12**-0.5
+            nodes = observation["graph"].nodes
+            assert observation["action_mask"].tolist() == [int(c in left) for c in range(12)]
+            assert nodes[:, :2] == pytest.approx(2 * env.places - 1)
+            assert nodes[:, 2].tolist() == [int(c in tour) for c in range(12)]
+            assert nodes[:, 3] == pytest.approx(len(tour) / 12)
+            assert not nodes[tour, 4:].any()
+            between = list(zip(tour, tour[1:] + tour[:1]))
+            links = {*between, *((b, a) for a, b in between)}
+            for city in left:
+                away = env.distances[city]
+                added = [away[a] + away[b] - env.distances[a, b] for a, b in between]
+                first, second = sorted(added)[:2]
+                other = min(away[c] for c in left if c != city)
+                expected = np.array([first, second - first, min(away[tour]), other]) / unit
+                assert nodes[city, 4:] == pytest.approx(expected, abs=1e-6)
+                for end in between[int(np.argmin(added))]:
+                    links |= {(city, end), (end, city)}
+            for city in range(12):
+                for other in np.argsort(env.distances[city])[1 : 1 + routes.NEAREST].tolist():
+                    links |= {(city, other), (other, city)}
+            pairs = list(map(tuple, observation["graph"].edge_links.tolist()))
+            assert sorted(pairs) == sorted(links)
+            for pair, edge in zip(pairs, observation["graph"].edges):
+                in_tour = pair in between or pair[::-1] in between
+                assert edge == pytest.approx([env.distances[pair] / unit / 2, int(in_tour)])
+            city = at_random(rng)(observation)
+            observation, reward, *_ = env.step(city)
+            expected = -nodes[city, 4] * unit
+            if len(env.tour) == num_hull + 1:
+                expected -= length_of(env.distances, tour)
+            assert reward == pytest.approx(expected, abs=1e-6)

@@ -76,6 +76,24 @@ def farthest_insertion(distances):
     return tour
 
 
+def insert_by_regret(distances, tour, left):
+    """Returns `tour` with the cities `left` inserted, each at the place where it makes the tour
+    longer by the least; next comes always the one that would suffer most from the second best
+    place."""
+    tour, left = list(tour), list(left)
+    while left:
+        source = np.array(tour)
+        target = np.roll(source, -1)
+        rows = distances[left]
+        added = rows[:, source] + rows[:, target] - distances[source, target]
+        next_one = 0
+        if len(tour) > 2:  # else both places are the same
+            best_two = np.partition(added, 1, 1)
+            next_one = int((best_two[:, 1] - best_two[:, 0]).argmax())
+        tour.insert(int(added[next_one].argmin()) + 1, left.pop(next_one))
+    return tour
+
+
 def convex_hull(places):
     """Returns the corners of the convex hull of the places [n, 2], counterclockwise (Andrew's
     monotone chain)."""
@@ -275,7 +293,8 @@ class TSPInsertEnv(TSPEnv):
     """The travelling salesman by insertion, as in Dai et al. 2017 (arXiv:1704.01665): an action
     chooses a city, which comes into the tour where that makes it longer by the least. It begins
     with the convex hull of the cities, whose corners an optimal tour visits in their order. The
-    return is minus the length of the tour, to be learned with gamma 1.
+    return is by how many percent the tour is shorter than that of a rule, `insert_by_regret`, to be
+    learned with gamma 1.
 
     Cities are drawn as those of `TSPEnv`.
 
@@ -287,9 +306,9 @@ class TSPInsertEnv(TSPEnv):
     those that are not in it with the two between which they would come, edges float32 [e, 2]: half
     the distance, 1 if it is a part of the tour; "action_mask": int8 [n], 1 for those that are not
     in the tour}. Lengths, but for x and y, are multiples of 1 / sqrt(n), so that many cities look
-    like few. Action: a city whose mask is 1. Reward: minus what it adds, with the first one also
-    the length of the hull. The episode terminates when all are in the tour; info["eval"] has its
-    length.
+    like few. Action: a city whose mask is 1. Reward: by how much shorter the tour gets by this
+    choice if the rule inserts the others, as percent of the length by the rule alone. The episode
+    terminates when all are in the tour; info["eval"] has its length and that by the rule.
 
     Args: those of `TSPEnv`. Raises the same.
     """
@@ -309,8 +328,13 @@ class TSPInsertEnv(TSPEnv):
         self.near[self.shown[:, None], nearest] = True
         self.near |= self.near.T
         self.tour = convex_hull(self.places)[: num - 1]  # one is left even if all are corners
-        self.length = 0.0  # what the rewards have counted
+        self.rule = self.expected = self.length_by_rule()
         return self.observation(), {}
+
+    def length_by_rule(self):
+        """The length of the tour if `insert_by_regret` inserts the cities that are not in it."""
+        left = np.setdiff1d(self.shown, self.tour)
+        return length_of(self.distances, insert_by_regret(self.distances, self.tour, left))
 
     def observation(self):
         """What the present state shows. Sets `where`, the place in the tour of each city of
@@ -356,12 +380,11 @@ class TSPInsertEnv(TSPEnv):
         city = self.place_of(action)
         at = int(self.where[np.flatnonzero(self.left == city)[0]]) + 1
         self.tour = [city, *self.tour[at:], *self.tour[:at]]  # begins with the newest
-        length = length_of(self.distances, self.tour)
-        reward = self.length - length
-        self.length = length
+        before, self.expected = self.expected, self.length_by_rule()
+        reward = 100 * (before - self.expected) / self.rule
         observation = self.observation()
         terminated = len(self.left) == 0
-        info = {"eval": {"length": length}} if terminated else {}
+        info = {"eval": {"length": self.expected, "rule": self.rule}} if terminated else {}
         return observation, reward, terminated, False, info
 
 

@@ -1,4 +1,4 @@
-"""TSP-v0, TSPInsert-v0 and CVRP-v0: a return is minus the length of a tour, the test sets are the
+"""TSP-v0, TSPInsert-v0 and CVRP-v0: returns are lengths of tours, the test sets are the
 published ones, the rules have the published lengths, and no vehicle carries more than it can."""
 
 from itertools import permutations
@@ -206,21 +206,26 @@ def test_insertion_begins_with_the_hull_and_reaches_the_optimum():
         lengths = []
         for order in permutations(left):
             env.reset(seed=seed)
-            total = sum(env.step(city)[1] for city in order)
-            assert sorted(env.tour) == list(range(7))
-            assert -total == pytest.approx(length_of(env.distances, env.tour))
-            lengths.append(-total)
+            steps = [env.step(city) for city in order]
+            *_, done, _, info = steps[-1]
+            length, rule = info["eval"]["length"], info["eval"]["rule"]
+            assert done and sorted(env.tour) == list(range(7))
+            assert length == pytest.approx(length_of(env.distances, env.tour))
+            total = sum(reward for _, reward, *_ in steps)
+            assert total == pytest.approx(100 * (1 - length / rule), abs=1e-9)
+            lengths.append(length)
         assert min(lengths) >= best - 1e-9
         found.append(min(lengths) <= best + 1e-9)
+        assert min(lengths) - 1e-9 <= rule <= max(lengths) + 1e-9
     assert np.mean(found) >= 0.9
 
 
 def test_what_an_insertion_shows():
-    """Each number by its definition, throughout an episode; what a city adds is the reward."""
+    """Each number by its definition, throughout an episode. Whoever always takes the largest regret
+    is the rule, whose rewards are 0; that of another choice is what the rule's tour changes by."""
     env, rng = make("TSPInsert-v0", cities=(12,)), np.random.default_rng(0)
     for seed in range(5):
         observation, _ = env.reset(seed=seed)
-        num_hull = len(env.tour)
         while len(env.left) > 1:
             tour, left, unit = env.tour, env.left.tolist(), 12**-0.5
             nodes = observation["graph"].nodes
@@ -248,9 +253,10 @@ def test_what_an_insertion_shows():
             for pair, edge in zip(pairs, observation["graph"].edges):
                 in_tour = pair in between or pair[::-1] in between
                 assert edge == pytest.approx([env.distances[pair] / unit / 2, int(in_tour)])
-            city = at_random(rng)(observation)
+            regret = np.where(observation["action_mask"], nodes[:, 5], -1)
+            city = int(regret.argmax()) if seed == 0 else at_random(rng)(observation)
+            before = env.length_by_rule()
             observation, reward, *_ = env.step(city)
-            expected = -nodes[city, 4] * unit
-            if len(env.tour) == num_hull + 1:
-                expected -= length_of(env.distances, tour)
-            assert reward == pytest.approx(expected, abs=1e-6)
+            assert reward == pytest.approx(100 * (before - env.length_by_rule()) / env.rule)
+            assert sorted(env.tour) == sorted([*tour, city])
+            assert reward == pytest.approx(0, abs=1e-9) or seed > 0

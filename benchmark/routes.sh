@@ -10,12 +10,13 @@ TABLE=routes
 export OMP_NUM_THREADS=1
 
 script="cleanrl_graph/ppo_graph.py --env-id envs:TSPInsert-v0"
-train="TRAINFLAGS"
+train="--gamma 1 --gae-lambda 0.5 --total-timesteps 150000 --num-envs 32 --num-steps 64 --num-minibatches 8
+    --learning-rate 2e-3 --ent-coef 0.003 --no-clip-vloss"
 for part in ${PARTS:-models table}; do
     case $part in
         models)
             "$PYTHON" benchmark/run.py --table $TABLE --seeds ${SEEDS:-1 2 3} "$@" --commands \
-                "train=$script $train --eval-suite cities20 --save-model"
+                "train=$script $train --eval-suite cities20 --eval-samples 0 --save-model"
             mkdir -p $RUNS/routes_models
             for seed in ${SEEDS:-1 2 3}; do
                 model=($RUNS/$TABLE/train_*_s"$seed"_*/*/model.pt)
@@ -23,7 +24,7 @@ for part in ${PARTS:-models table}; do
                 commands=()
                 for suite in cities50 cities100; do
                     commands+=("$suite=$script --load-model $RUNS/routes_models/seed$seed.pt --total-timesteps 0
-                        --eval-suite $suite")
+                        --eval-suite $suite --eval-samples 0")
                 done
                 "$PYTHON" benchmark/run.py --table $TABLE --seeds "$seed" "$@" --commands "${commands[@]}"
             done

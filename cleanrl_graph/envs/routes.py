@@ -154,7 +154,7 @@ class RouteEnv(gym.Env):
         self.render_mode = render_mode
         self.route = None
         node_space = spaces.Box(-np.inf, np.inf, (6 + self.num_features,), np.float32)
-        edge_space = spaces.Box(0, np.inf, (self.num_edge_features,), np.float32)
+        edge_space = spaces.Box(-np.inf, np.inf, (self.num_edge_features,), np.float32)
         self.observation_space = spaces.Dict(
             {"graph": spaces.Graph(node_space, edge_space), "action_mask": mask_space()}
         )
@@ -302,19 +302,21 @@ class TSPInsertEnv(TSPEnv):
     square, 1 for those of the tour, the share of cities that it has, and, where a city is not in
     it, by how much it would make it longer, by how much more at the second best place, the
     distances to the nearest city of the tour and to the nearest other one that is not in it; each
-    is linked with its `NEAREST` nearest ones, both ways, those of the tour with the next ones, and
-    those that are not in it with the two between which they would come, edges float32 [e, 2]: half
-    the distance, 1 if it is a part of the tour; "action_mask": int8 [n], 1 for those that are not
-    in the tour}. Lengths, but for x and y, are multiples of 1 / sqrt(n), so that many cities look
-    like few. Action: a city whose mask is 1. Reward: by how much shorter the tour gets by this
-    choice if the rule inserts the others, as percent of the length by the rule alone. The episode
-    terminates when all are in the tour; info["eval"] has its length and that by the rule.
+    is linked with its `NEAREST` nearest ones, those of the tour with the next ones, those that are
+    not in it with the two between which they would come and with those that change what they add,
+    all both ways, edges float32 [e, 4]: half the distance, 1 if it is a part of the tour, by how
+    much the first one's addition changes if the second one comes first, and the reverse;
+    "action_mask": int8 [n], 1 for those that are not in the tour}. Lengths, but for x and y, are
+    multiples of 1 / sqrt(n), so that many cities look like few. Action: a city whose mask is 1.
+    Reward: by how much shorter the tour gets by this choice if the rule inserts the others, as
+    percent of the length by the rule alone. The episode terminates when all are in the tour;
+    info["eval"] has its length and that by the rule.
 
     Args: those of `TSPEnv`. Raises the same.
     """
 
     num_features = 2
-    num_edge_features = 2
+    num_edge_features = 4
 
     def reset(self, *, seed=None, options=None):
         """Returns the first observation and {}. A seed fixes everything that follows."""
@@ -330,6 +332,25 @@ class TSPInsertEnv(TSPEnv):
         self.tour = convex_hull(self.places)[: num - 1]  # one is left even if all are corners
         self.rule = self.expected = self.length_by_rule()
         return self.observation(), {}
+
+    @staticmethod
+    def least_two(added):
+        """The two smallest numbers of each row [n, places], [n] each, the same where there are but
+        two places, which then are the same."""
+        if added.shape[1] < 3:
+            return added.min(1), added.min(1)
+        return tuple(np.partition(added, 1, 1)[:, :2].T)
+
+    def after_another(self, least, second):
+        """What a city of `left` (row) adds if another one (column) has come into the tour first."""
+        tour, left, where = np.array(self.tour), self.left, self.where
+        between = self.distances[left][:, left]
+        added = np.where(where[:, None] == where, second[:, None], least[:, None])
+        for end in (tour[where], np.roll(tour, -1)[where]):
+            new = self.distances[left][:, end] + between - self.distances[left, end]
+            added = np.minimum(added, new)
+        np.fill_diagonal(added, least)
+        return added
 
     def length_by_rule(self):
         """The length of the tour if `insert_by_regret` inserts the cities that are not in it."""
@@ -355,14 +376,16 @@ class TSPInsertEnv(TSPEnv):
         nodes[tour, 2] = 1
         nodes[:, 3] = len(tour) / num
         unit = 1 / np.sqrt(num)
-        nodes[left, 4] = added.min(1) / unit
-        if len(tour) > 2:  # else both places are the same
-            nodes[left, 5] = np.diff(np.partition(added, 1, 1)[:, :2])[:, 0] / unit
+        least, second = self.least_two(added)
+        nodes[left, 4] = least / unit
+        nodes[left, 5] = (second - least) / unit
         nodes[left, 6] = to_tour.min(1) / unit
         if len(left) > 1:
             nodes[left, 7] = np.sort(self.distances[left][:, left], 1)[:, 1] / unit
 
-        is_link = self.near.copy()
+        change = np.zeros((num, num))  # of what a row adds if the column comes first
+        change[left[:, None], left] = self.after_another(least, second) - least[:, None]
+        is_link = self.near | (change != 0) | (change.T != 0)
         in_tour = np.zeros((num, num), bool)
         in_tour[tour, following] = in_tour[following, tour] = True
         for ends in (tour[where], following[where]):
@@ -370,7 +393,8 @@ class TSPInsertEnv(TSPEnv):
         is_link |= in_tour
         np.fill_diagonal(is_link, False)
         links = np.stack(np.nonzero(is_link), 1)
-        edges = np.stack([self.distances[is_link] / (2 * unit), in_tour[is_link]], 1)
+        edges = [self.distances / (2 * unit), in_tour, change / unit, change.T / unit]
+        edges = np.stack([each[is_link] for each in edges], 1)
         graph = spaces.GraphInstance(nodes, edges.astype(np.float32), links)
         return {"graph": graph, "action_mask": self.mask}
 

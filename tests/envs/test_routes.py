@@ -220,6 +220,17 @@ def test_insertion_begins_with_the_hull_and_reaches_the_optimum():
     assert np.mean(found) >= 0.9
 
 
+def least_added(env, tour, city):
+    """By how much a city makes a tour longer at the best place."""
+    away = env.distances[city]
+    return min(away[a] + away[b] - env.distances[a, b] for a, b in zip(tour, tour[1:] + tour[:1]))
+
+
+def inserted(env, tour, city):
+    tours = [tour[:k] + [city] + tour[k:] for k in range(len(tour))]
+    return min(tours, key=lambda tour: length_of(env.distances, tour))
+
+
 def test_what_an_insertion_shows():
     """Each number by its definition, throughout an episode. Whoever always takes the largest regret
     is the rule, whose rewards are 0; that of another choice is what the rule's tour changes by."""
@@ -236,6 +247,7 @@ def test_what_an_insertion_shows():
             assert not nodes[tour, 4:].any()
             between = list(zip(tour, tour[1:] + tour[:1]))
             links = {*between, *((b, a) for a, b in between)}
+            change = np.zeros((12, 12))
             for city in left:
                 away = env.distances[city]
                 added = [away[a] + away[b] - env.distances[a, b] for a, b in between]
@@ -245,6 +257,11 @@ def test_what_an_insertion_shows():
                 assert nodes[city, 4:] == pytest.approx(expected, abs=1e-6)
                 for end in between[int(np.argmin(added))]:
                     links |= {(city, end), (end, city)}
+                for other in set(left) - {city}:
+                    after = least_added(env, inserted(env, tour, city), other)
+                    change[other, city] = (after - least_added(env, tour, other)) / unit
+                    if abs(change[other, city]) > 1e-9:
+                        links |= {(other, city), (city, other)}
             for city in range(12):
                 for other in np.argsort(env.distances[city])[1 : 1 + routes.NEAREST].tolist():
                     links |= {(city, other), (other, city)}
@@ -252,7 +269,13 @@ def test_what_an_insertion_shows():
             assert sorted(pairs) == sorted(links)
             for pair, edge in zip(pairs, observation["graph"].edges):
                 in_tour = pair in between or pair[::-1] in between
-                assert edge == pytest.approx([env.distances[pair] / unit / 2, int(in_tour)])
+                expected = [
+                    env.distances[pair] / unit / 2,
+                    in_tour,
+                    change[pair],
+                    change[pair[::-1]],
+                ]
+                assert edge == pytest.approx(np.array(expected, float), abs=1e-6)
             regret = np.where(observation["action_mask"], nodes[:, 5], -1)
             city = int(regret.argmax()) if seed == 0 else at_random(rng)(observation)
             before = env.length_by_rule()

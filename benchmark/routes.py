@@ -87,7 +87,7 @@ def film(model: str, path: Path) -> None:
 def rows_of(runs: list[dict], rules: list[dict]) -> dict[str, dict[int, float]]:
     """Method -> number of cities -> mean length."""
     means = {}
-    for run in runs:
+    for run in (each for each in runs if each["name"] != "mini"):
         suite = "cities20" if run["name"] == "train" else run["name"]
         means[run["seed"], SUITES[suite]] = float(np.mean(run["eval"]["length"]))
     seeds = sorted({seed for seed, _ in means})
@@ -105,7 +105,19 @@ def rows_of(runs: list[dict], rules: list[dict]) -> dict[str, dict[int, float]]:
     return rows | published
 
 
-def document(rows: dict, runs: list[dict]) -> list[str]:
+def last_returns(folder: Path) -> list[float]:
+    """The mean return of the last tenth of each training of the short file."""
+    found = []
+    for run, rows in tables.curves_of(folder).items():
+        if run.startswith("mini_"):
+            columns = ("step", "return", "episodes")
+            steps, returns, episodes = np.array([[float(r[c]) for c in columns] for r in rows]).T
+            late = steps > 0.9 * steps[-1]
+            found.append(float(np.average(returns[late], weights=episodes[late])))
+    return found
+
+
+def document(rows: dict, runs: list[dict], mini: list[float]) -> list[str]:
     """The paragraphs of table.md."""
     lines = [["mean length", *(f"{num} cities" for num in SUITES.values())]]
     for name, row in rows.items():
@@ -122,6 +134,12 @@ def document(rows: dict, runs: list[dict]) -> list[str]:
         "100 cities were trained on as many; figures and rules as Kool et al. 2019, table 1, has "
         "them (arXiv:1803.08475)."
     )
+    if mini:
+        percent = " / ".join(f"{value:.2f}" for value in mini)
+        parts.append(
+            "ppo_graph_mini.py in 60,000 steps: the tours that it samples in the last tenth of its "
+            f"training are {percent}% shorter than the rule's."
+        )
     parts += [tables.markdown(lines), "![learning curves](table.png)"]
     return parts + tables.commands(runs)
 
@@ -139,7 +157,7 @@ def main(args: Args) -> None:
     runs = sorted(tables.finished(folder).values(), key=lambda run: run["seed"])
     if not runs:
         raise SystemExit(f"{folder}: no model has been played")
-    tables.publish(folder, document(rows_of(runs, tables.read(path)), runs))
+    tables.publish(folder, document(rows_of(runs, tables.read(path)), runs, last_returns(folder)))
     if args.plot:
         curves = report.Args("routes", ("ppo_graph.py=train_*",), results=args.results)
         curves.reference = (0.0, "rule: largest regret")

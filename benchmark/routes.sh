@@ -12,11 +12,13 @@ export OMP_NUM_THREADS=1
 script="cleanrl_graph/ppo_graph.py --env-id envs:TSPInsert-v0"
 train="--gamma 1 --gae-lambda 0.5 --total-timesteps 150000 --num-envs 32 --num-steps 64 --num-minibatches 8
     --learning-rate 2e-3 --ent-coef 0.003 --no-clip-vloss"
+mini="cleanrl_graph/ppo_graph_mini.py --env-id cleanrl_graph.envs:TSPInsert-v0 --gamma 1 --total-timesteps 60000
+    --num-envs 32 --num-steps 64 --ent-coef 0.003 --no-clip-vloss"
 for part in ${PARTS:-models rules table}; do
     case $part in
         models)
             "$PYTHON" benchmark/run.py --table $TABLE --seeds ${SEEDS:-1 2 3} "$@" --commands \
-                "train=$script $train --eval-suite cities20 --eval-samples 0 --save-model"
+                "train=$script $train --eval-suite cities20 --eval-samples 0 --save-model" "mini=$mini"
             mkdir -p $RUNS/routes_models
             for seed in ${SEEDS:-1 2 3}; do
                 model=($RUNS/$TABLE/train_*_s"$seed"_*/*/model.pt)

@@ -29,8 +29,7 @@ SUITES = {f"cities{num}": num for num in (20, 50, 100)}
 PUBLISHED = {
     "optimum (Concorde)": (3.84, 5.70, 7.76),
     "attention model, greedy (Kool et al. 2019)": (3.85, 5.80, 8.12),
-    "S2V-DQN (Dai et al. 2017)": (3.89, 5.99, 8.31),
-    "pointer network (Bello et al. 2016)": (3.89, 5.95, 8.30),
+    "S2V-DQN (Dai et al. 2017)": (3.89,),
 }
 
 

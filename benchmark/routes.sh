@@ -1,7 +1,7 @@
 #!/bin/bash
 # TSPInsert-v0: the travelling salesman, trained on random instances of 20 cities, tested greedily on the 10,000 of the
 # attention model's test, and with the same model on the first 1,000 of 50 and of 100 cities (models); beside rules (rules) and
-# published figures (table). About 10 minutes of one core for a seed.
+# published figures (table). About 20 minutes of one core for a seed.
 #
 #     bash benchmark/routes.sh [--out DIR] [FLAGS OF run.py]     # PARTS="models rules table" is the default
 set -euo pipefail

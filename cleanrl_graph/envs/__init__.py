@@ -24,6 +24,9 @@ register(
     kwargs={"key": "avail_actions", "max_size": 60, "uniform_sizes": True, "episode_length": 12},
 )
 register("NearestToMarked-v0", "toy:NearestToMarkedEnv")
+register("TSP-v0", "routes:TSPEnv")
+register("TSPInsert-v0", "routes:TSPInsertEnv")
+register("CVRP-v0", "routes:CVRPEnv")
 register("VertexCover-v0", "vertex_cover:VertexCoverEnv")
 register("PairNodes-v0", "toy:PairNodesEnv")
 register("SkillGraph-v0", "toy:SkillGraphEnv")

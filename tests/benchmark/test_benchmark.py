@@ -44,6 +44,7 @@ import job_shop  # noqa: E402
 import public_tasks  # noqa: E402
 import raw_data  # noqa: E402
 import report  # noqa: E402
+import routes  # noqa: E402
 import run  # noqa: E402
 import schedules  # noqa: E402
 import scores  # noqa: E402
@@ -885,7 +886,7 @@ def parses(command):
 
 SHELL_FILES = """actions async bounds cells critic_only dag_schedule demos entities
     flexible_job_shop graph_context job_shop minigrid_memory pogema popgym ppo_framestack ppo_graph
-    ppo_gtrxl ppo_lstm_sparse public_tasks recall set_layers skills speed stateless_cartpole
+    ppo_gtrxl ppo_lstm_sparse public_tasks recall routes set_layers skills speed stateless_cartpole
     third_party vertex_cover""".split()
 PARTS = {"job_shop": "quick greedy l2d families samples solver table"}
 PARTS["stateless_cartpole"] = "ours table"
@@ -923,7 +924,7 @@ if "quick=" in str(sys.argv):
     assert not [call for call in calls if call[0] != "-c" and not (ROOT / call[0]).exists()]
     if script not in ("async", "speed"):
         tables = {"report.py", "third_party.py", "dag_schedule.py", "scores.py"}
-        tables |= {"graph_context.py", "vertex_cover.py"}
+        tables |= {"graph_context.py", "routes.py", "vertex_cover.py"}
         assert "run.py" in names and names & tables
     for call in calls:
         if call[0].startswith("cleanrl_graph/"):
@@ -939,7 +940,9 @@ if "quick=" in str(sys.argv):
             args = tyro.cli(report.Args, args=call[1:])
             table = BENCHMARK / "results" / args.table / "table.md"
             assert report.document(report.groups_of(args), args) == table.read_text()
-        elif re.match(r"benchmark/(cp_sat|public_tasks|schedules|vertex_cover|speed/)", call[0]):
+        elif re.match(
+            r"benchmark/(cp_sat|public_tasks|routes|schedules|vertex_cover|speed/)", call[0]
+        ):
             tyro.cli(importlib.import_module(Path(call[0]).stem).Args, args=call[1:])
 
 
@@ -960,6 +963,7 @@ MAKERS = {
     "dag_schedule": dag_schedule,
     "flexible_job_shop_suites": flexible_job_shop,
     "graph_context": graph_context,
+    "routes": routes,
     "vertex_cover": vertex_cover,
 }
 
@@ -968,7 +972,7 @@ MAKERS = {
 def test_committed_tables_of_their_own_makers(name, tmp_path):
     """Each is what its maker writes from the committed runs; without any it says so."""
     module, committed = MAKERS[name], BENCHMARK / "results"
-    flags = {"plot": False} if name == "vertex_cover" else {}
+    flags = {"plot": False} if name in ("routes", "vertex_cover") else {}
     args = module.Args(results=str(tmp_path), **flags)
     if name != "dag_schedule":
         with pytest.raises(SystemExit, match="has been played|has run"):

@@ -28,6 +28,9 @@ FIXED = [
     ("FlexibleJobShop-v0", {"instance": "mk01"}),
     ("DagSchedule-v0", {"num_jobs": 4, "workload": 3}),
     ("VertexCover-v0", {"nodes": (20,), "instance": 7}),
+    ("TSP-v0", {"instance": 7}),
+    ("TSPInsert-v0", {"instance": 7}),
+    ("CVRP-v0", {"instance": 7}),
 ]
 ENVS = TOY + FIXED
 ENVS += [
@@ -50,6 +53,12 @@ ENVS += [
     ("FlexibleJobShop-v0", {"jobs": (2, 6), "machines": (2, 4), "window": 3}),
     ("DagSchedule-v0", {"num_jobs": 4, "num_executors": 5, "sizes": (2,), "load": 1.0}),
     ("VertexCover-v0", {}),
+    ("TSP-v0", {}),
+    ("TSP-v0", {"cities": (2, 9)}),
+    ("TSPInsert-v0", {}),
+    ("TSPInsert-v0", {"cities": (2, 3, 9)}),
+    ("CVRP-v0", {}),
+    ("CVRP-v0", {"customers": (1, 9)}),
     ("Crowd-v0", {}),
     ("Pogema-v0", {"num_robots": 20}),
     ("Atari-v0", {"game": "Pong", "frames": 2}),
@@ -162,6 +171,9 @@ def test_gymnasium_checker(env_id, kwargs):
         ("Crowd-v0", {}, (400, 400, 3), 4),
         ("Pogema-v0", {"map": "........\n" * 8, "num_robots": 3}, (320, 320, 3), 4),
         ("VertexCover-v0", {}, (480, 480, 3), 4),
+        ("TSP-v0", {}, (480, 480, 3), 4),
+        ("TSPInsert-v0", {}, (480, 480, 3), 4),
+        ("CVRP-v0", {}, (480, 480, 3), 5),
     ],
 )
 def test_pictures(env_id, kwargs, shape, num_colours):
@@ -209,6 +221,10 @@ WRONG = [  # arguments, and what the sentence says
     ("DagSchedule-v0", {"num_executors": 2.5}, "num_executors must be a whole number"),
     ("DagSchedule-v0", {"jobs": [([1, 2], [1.0, 1.0], [(1, 0)])]}, "Job 0: each edge"),
     ("VertexCover-v0", {"nodes": (20,), "instance": 100}, "below 100"),
+    ("TSP-v0", {"cities": (1, 20)}, "cities must be numbers of at least 2"),
+    ("TSP-v0", {"instance": 10000}, "below 10000"),
+    ("TSP-v0", {"cities": (20, 50), "instance": 3}, "with one size"),
+    ("CVRP-v0", {"customers": ()}, "customers must be numbers of at least 1"),
     ("Pogema-v0", {"map": "maze"}, "map must be one of"),
     ("Pogema-v0", {"map": "@#$\n"}, "a way from each start"),
     ("Pogema-v0", {"map": "........\n", "num_robots": 5}, "no room for 5 robots"),
@@ -227,6 +243,9 @@ FORBIDS = {
     "FlexibleJobShop-v0": "Action {} is not legal",
     "DagSchedule-v0": "Node {} is not legal",
     "VertexCover-v0": "Node {} covers no edge",
+    "TSP-v0": "Row {} cannot be chosen",
+    "TSPInsert-v0": "Row {} cannot be chosen",
+    "CVRP-v0": "Row {} cannot be chosen",
 }
 
 
@@ -235,7 +254,7 @@ def test_wrong_actions(env_id):
     """A step before the first reset, and a row that is masked or not there, are sentences."""
     env = make(env_id).unwrapped
     own = lambda row: {"node": row, "executors": 0} if env_id == "DagSchedule-v0" else row
-    with pytest.raises(ValueError, match="call reset|covers no edge"):
+    with pytest.raises(ValueError, match="call reset|covers no edge|cannot be chosen"):
         env.step(own(0))
     observation, _ = env.reset(seed=0)
     observation, *_ = env.step(random_action(env, observation, np.random.default_rng(0)))

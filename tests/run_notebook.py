@@ -31,6 +31,7 @@ def execute(sources: list[str], names: dict) -> Iterator[tuple[str, list[bytes]]
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    plt.close("all")  # of whoever had some open
     for i, source in enumerate(sources):
         out = io.StringIO()
         with contextlib.redirect_stdout(out):

@@ -73,7 +73,7 @@ class Bare(torch.nn.Module):
         outputs, inputs, kv = self.gtrxl(obs["obs"].values.unflatten(0, age.shape), age, kv)
         return outputs.flatten(0, 1), {}, inputs, kv
 
-    def forward(self, features, elements, obs, action=None, greedy=False):
+    def forward(self, features, elements, obs, action=None, greedy=False, learned=None):
         return {"": features}, features, features, features
 
 

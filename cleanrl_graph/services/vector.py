@@ -25,10 +25,11 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from cleanrl_graph.envs import fitting, wrappers
 from cleanrl_graph.envs.fitting import say
-from cleanrl_graph.services import check
+from cleanrl_graph.services import check, metrics
 from cleanrl_graph.services.check import FLOAT32, UsageError, explained, text_of
 
 FLAG = "--vectorization-mode vector_entry_point"
+REPORTED = ("group", "eval", "metrics", "is_success")  # what an info says for the log
 
 
 def is_vector(args: Any) -> bool:
@@ -85,6 +86,16 @@ def make(args: Any) -> VectorEnv:
     return env
 
 
+def info_of(info: dict, i: int) -> dict:
+    """What the infos of N environments say of environment i. gymnasium has an array for each name
+    and beside it, with an underscore, which environments have it."""
+    own = {}
+    for name, values in info.items():
+        if f"_{name}" in info and info[f"_{name}"][i]:
+            own[name] = info_of(values, i) if isinstance(values, dict) else values[i]
+    return own
+
+
 class VectorEnvs:
     """The Envs of a script for a VectorEnv. What goes wrong in it, and arrays that do not fit its
     spaces, are a UsageError."""
@@ -98,6 +109,7 @@ class VectorEnvs:
         self.first = first
         self.settings = check.settings()
         self.num_steps = 0
+        self.metric_names = None  # of the last episode
         self.space = env.single_observation_space
         self.action_space = env.single_action_space
         check.refuse(fitting.unread(self.space))
@@ -137,7 +149,8 @@ class VectorEnvs:
         ends = terminated | truncated
         infos = []
         for i in np.flatnonzero(ends):
-            infos.append((int(i), {"episode": {k: info["episode"][k][i].item() for k in "rl"}}))
+            episode = {k: info["episode"][k][i].item() for k in "rl"}
+            infos.append((int(i), self.report_of(info.get("final_info", info), i, episode)))
         finals = []
         if truncated.any():
             last = obs
@@ -157,6 +170,21 @@ class VectorEnvs:
             obs = self.reset_some(ends)
         step = self.flat(obs), reward, terminated, truncated, finals, infos, is_step
         return self.script.Step(*step)
+
+    def report_of(self, info: dict, i: int, episode: dict) -> dict:
+        """The info of an episode that ends, with what it says for the log."""
+        names = {name for known in REPORTED for name in (known, f"_{known}")}
+        said = info_of({name: info[name] for name in names & set(info)}, i)
+        said = metrics.own_metrics(check.own_report(said))
+        problems = [
+            *check.wrong_report(said.get("eval", {}), None),
+            *metrics.wrong_metrics(said, self.metric_names),
+        ]
+        check.refuse(f"{self.place(i)}: {problem}" for problem in problems)
+        self.metric_names = set(said.get("metrics", {}))
+        report = {name: said[name] for name in ("group", "eval") if name in said}
+        numbers = metrics.metrics_of(said)
+        return report | ({"metrics": numbers} if numbers else {}) | {"episode": episode}
 
     def reset_some(self, ended: np.ndarray) -> Any:
         """Resets these environments and their records. The observations of all. gymnasium's record

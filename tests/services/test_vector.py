@@ -49,7 +49,11 @@ class Walk(gym.Env):
         ends = self.left == 0
         is_cut = bool(self.np_random.integers(2))
         reward = float(self.np_random.normal())
-        return self.observe(), reward, ends and not is_cut, ends and is_cut, {}
+        info = {}
+        if ends:
+            info = {"group": "cut" if is_cut else "ended", "eval": {"cost": abs(reward)}}
+            info |= {"metrics": {"last": reward}, "is_success": not is_cut}
+        return self.observe(), reward, ends and not is_cut, ends and is_cut, info
 
 
 gym.register("VectorWalk-v0", Walk)
@@ -81,6 +85,7 @@ def trained(path, name, mode=None, ragged=True, **flags):
 def test_losses_are_those_of_single_environments(name, ragged, tmp_path):
     single = trained(tmp_path / "single", name, ragged=ragged)
     assert single["losses/value_loss"]
+    assert {"charts/last/cut", "charts/eval/cost", "charts/is_success"} <= single.keys()
     for mode in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):
         assert trained(tmp_path / mode.value, name, mode, ragged) == single
 

@@ -25,6 +25,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 import torch.distributed as dist
+from gymnasium.vector import VectorEnv, VectorWrapper
 from torch.utils._pytree import tree_map_only
 
 from cleanrl_graph.envs.fitting import say
@@ -260,7 +261,7 @@ def set_random_state(state: dict) -> None:
         torch.cuda.set_rng_state_all(state["cuda"])
 
 
-class Twin(gym.Wrapper):
+class Compared:
     """An environment with a copy that makes the same calls, to see whether it does the same: the
     next 16, or fewer if an episode ends, with the reset after it. Then `step` and `reset` are those
     of the environment itself.
@@ -270,7 +271,7 @@ class Twin(gym.Wrapper):
     `exact_resume = False`: then it begins new episodes, and no copy is made. With True copies are
     trusted. Neither the copy nor its steps change the global random generators."""
 
-    def __init__(self, env: gym.Env):
+    def __init__(self, env: gym.Env | VectorEnv):
         super().__init__(env)
         exact = getattr(env.unwrapped, "exact_resume", None)
         self._problem = "its exact_resume is False" if exact is False else None
@@ -335,6 +336,14 @@ class Twin(gym.Wrapper):
         kind = self.env.spec.id if self.env.spec else type(self.unwrapped).__name__
         data = self._pickled()
         return kind, data, self._problem
+
+
+class Twin(Compared, gym.Wrapper):
+    pass
+
+
+class VectorTwin(Compared, VectorWrapper):
+    pass
 
 
 @contextlib.contextmanager
@@ -441,8 +450,7 @@ def broadcast(value: Any) -> Any:
 def state_of(envs: Any, rng: np.random.Generator, memory: Any, step: tuple) -> dict:
     """What one rank has: its environments, where they can be asked, and what they returned last,
     random states and memory."""
-    is_collector = not hasattr(envs, "meaning")  # which cannot be asked
-    states = [] if is_collector else envs.ask(repeat(env_state))
+    states = envs.ask(repeat(env_state)) if hasattr(envs, "meaning") else []  # no Collector
     dumps = iter(exact_dumps(sum([state["envs"] for state in states], [])))
     for state in states:
         state["envs"] = [next(dumps) for _ in state["envs"]]
@@ -451,6 +459,7 @@ def state_of(envs: Any, rng: np.random.Generator, memory: Any, step: tuple) -> d
     generator = getattr(memory.agent.head, "generator", None)  # a copy of a script may lack it
     return {
         "envs": states,
+        "vector": envs.state() if hasattr(envs, "take_skipped") else None,  # of a VectorEnv
         "generator": generator and generator.get_state(),
         "step": arrays,  # without the observations, which the environments' rows are
         "minibatches": rng.bit_generator.state,
@@ -472,6 +481,7 @@ def save(run: Any, step: tuple, is_kept: bool) -> None:
             "args": run.flags,
             "num_envs": run.args.num_envs,  # another one than in args where ranks came or went
             "global_step": run.global_step,
+            "num_skipped": run.num_skipped,
             "std_floor": run.std_floor,
             "model": agent.state_dict(),
             "optimizer": optimizer.state_dict(),
@@ -501,7 +511,11 @@ def restore(run: Any, failures: int) -> tuple:
         restore_generator(agent, None)
         return envs.reset((seed + rank() * run.args.num_envs) % 2**32)
     mine = run.saved["ranks"][rank()]
-    if not mine["envs"] or not hasattr(envs, "ask"):  # a VectorEnv begins anew
+    vector = mine.get("vector")
+    if vector and vector["env"] and hasattr(envs, "take_skipped") and not failures:
+        obs = envs.restore(vector)
+        step = run.script.Step(obs=obs, finals=[], infos=[], **mine["step"])
+    elif not mine["envs"] or not hasattr(envs, "ask"):  # --vectorization-mode was another, too
         say("--resume: the environments begin new episodes")
         step = envs.reset(seed % 2**32)
     else:

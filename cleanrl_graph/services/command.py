@@ -89,10 +89,8 @@ def run(
         if getattr(args, "demos", None):
             with contextlib.closing(Envs([partial(make, args)], args)) as probe:
                 demos.check(args.demos, probe)
-        # What cannot be evaluated is an error now. A function makes no single environment
-        is_played = not (is_vector and vector.function_of(args.env_id))
-        if is_played:
-            evaluate.check(make, args)
+        if not vector.has_function(args):  # which makes no single environment
+            evaluate.check(make, args)  # what cannot be evaluated is an error now
             compare_entries(Envs, make, args)
         if not hasattr(script, "Collector"):  # which forks a process first
             script.start(args)
@@ -116,9 +114,7 @@ def run(
         def play(makers: list, greedy: bool) -> list[dict]:
             return run.play(agent, makers, args, greedy)
 
-        if not is_played:
-            say(f"--env-id {args.env_id} makes no single environment: nothing is evaluated")
-        rows = evaluate.evaluate(run, play, make) if is_played else []
+        rows = evaluate.evaluate(run, play, make)
         run.tell()
         return rows
 

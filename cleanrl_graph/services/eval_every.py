@@ -142,7 +142,7 @@ class Evaluations:
         one of the greedy ones did not end. An episode has at most ten times the steps of the
         longest one of the training; before one has ended, of the steps so far."""
         run = self.run
-        longest = run.longest or run.global_step // run.steps * run.args.num_steps
+        longest = run.longest or run.iteration * run.args.num_steps
         self.args.eval_max_steps = min(run.args.eval_max_steps, 10 * longest)
         row = {}
         for greedy, kind in ((True, ""), (False, "sampled ")):

@@ -26,7 +26,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tqdm import tqdm
 
 from cleanrl_graph.envs.fitting import say
-from cleanrl_graph.services import check, checkpoint, policy, summary
+from cleanrl_graph.services import check, checkpoint, policy, summary, vector
 from cleanrl_graph.services.check import UsageError, entries, plain
 from cleanrl_graph.services.checkpoint import all_ranks, broadcast, rank, world_size
 from cleanrl_graph.services.csv_file import CsvFile
@@ -154,9 +154,14 @@ class Services:
         if rank() == 0:
             self.locked_folder = stack.enter_context(checkpoint.Folder(str(self.folder)))
         self.steps = args.num_envs * args.num_steps * world_size()  # of all ranks, per update
-        self.begins_at = self.global_step = self.saved["global_step"] if self.saved else 0
-        # --num-steps may be another now: these steps are no whole updates
-        self.first, self.offset = divmod(self.global_step, self.steps)
+        saved = self.saved or {"global_step": 0}
+        self.begins_at = self.global_step = saved["global_step"]
+        # Rows of all ranks in which a VectorEnv began an episode: no steps
+        self.num_skipped = saved.get("num_skipped", 0)
+        # --num-steps may be another now: `more` steps are no whole updates
+        self.first, more = divmod(self.global_step + self.num_skipped, self.steps)
+        self.offset = more - self.num_skipped  # from a script's global_step, which counts rows
+        self.iteration = self.first
         self.signals = stack.enter_context(noted_signals())
         self.saved_at = time.monotonic()
 
@@ -175,7 +180,8 @@ class Services:
         if args.track and rank() == 0:
             self.track()
         if self.saved:
-            num_left = max(args.total_timesteps - self.global_step, 0) // self.steps
+            rows = self.global_step + self.num_skipped
+            num_left = max(args.total_timesteps - rows, 0) // self.steps
             args.num_iterations = self.first + num_left
             if num_left == 0:
                 say(f"--resume: all {self.global_step:,} steps have been trained")
@@ -220,8 +226,14 @@ class Services:
             say(f"--stop-at {self.args.stop_at:g} has been reached")
 
     def play(self, agent: torch.nn.Module, makers: list, args: Any, greedy: bool) -> list[dict]:
-        """The last info of an episode of each environment."""
-        with contextlib.closing(check.checked(self.script)(makers, args)) as envs:
+        """The last info of an episode of each environment. A function that makes a VectorEnv makes
+        one for them."""
+        if vector.has_function(args):
+            own = vector.make(args, len(makers))
+            envs = vector.VectorEnvs(self.script, own, args)
+        else:
+            envs = check.checked(self.script)(makers, args)
+        with contextlib.closing(envs):
             return self.script.play(agent, args, envs, greedy)
 
     def num_steps(self) -> int:
@@ -273,7 +285,7 @@ class Services:
         checkpoint where one is due. UsageError for a loss that is not finite, SystemExit if a rank
         got a signal. A metric that is not finite, such as one that a copy of the script added, is
         logged as it is, which is said once."""
-        iteration = global_step // self.steps
+        self.iteration = iteration = global_step // self.steps
         for name, value in scalars.items():
             if not math.isfinite(value):
                 if not name.startswith(("losses/", "debug/")):
@@ -285,9 +297,16 @@ class Services:
                 )
         self.warn(scalars["debug/collection_mismatch"])
         self.warn_of_large_returns()
+        _, _, memory, envs, _ = self.trained
+        if vector.is_vector(self.args):
+            num_skipped = sum(all_ranks(envs.take_skipped()))
+            self.num_skipped += num_skipped
+            self.offset -= num_skipped
+            self.bar.total = self.num_steps()
+        # An episode ends after the last update, wherever rows were skipped
+        least = self.global_step + 1
         self.global_step = global_step + self.offset
-        episodes = [(at + self.offset, i, info) for at, i, info in episodes]
-        _, _, memory, _, _ = self.trained
+        episodes = [(max(at + self.offset, least), i, info) for at, i, info in episodes]
         super().end_update(self.global_step, step, scalars | sizes(memory.storage), episodes)
         self.note_episodes(episodes)
         has_reached = self.evaluate_if_due(iteration)
@@ -408,7 +427,7 @@ class Services:
         """The last lines: what lies where, and how the agent plays."""
         num_rows = len((self.folder / "episodes.csv").read_text().splitlines()) - 1
         if num_rows == 0 and self.global_step > self.begins_at:
-            num_steps = self.args.num_steps * self.global_step // self.steps
+            num_steps = self.args.num_steps * self.iteration
             print(f"no episode has ended in {num_steps:,} steps")
         for line in self.evaluations.tell() if self.evaluations else ():
             print(line)

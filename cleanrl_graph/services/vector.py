@@ -16,19 +16,21 @@ from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import cloudpickle
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import concatenate, create_empty_array
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from cleanrl_graph.envs import fitting, wrappers
 from cleanrl_graph.envs.fitting import say
-from cleanrl_graph.services import check, metrics
+from cleanrl_graph.services import check, checkpoint, metrics
 from cleanrl_graph.services.check import FLOAT32, UsageError, explained, text_of
 
 FLAG = "--vectorization-mode vector_entry_point"
+RECORDED = ("episode_returns", "episode_lengths", "prev_dones")  # of a RecordEpisodeStatistics
 REPORTED = ("group", "eval", "metrics", "is_success")  # what an info says for the log
 
 
@@ -44,6 +46,11 @@ def wrong_flags(script: ModuleType, args: Any) -> Iterator[str]:
         yield f"{FLAG}: the VectorEnv steps its environments itself, leave out --num-workers"
     if args.wrap:
         yield f"{FLAG}: --wrap wraps single environments; a function can wrap the VectorEnv"
+    if has_function(args):
+        for name in ("eval_suite", "capture_video"):
+            if getattr(args, name):
+                flag = f"--{name.replace('_', '-')}"
+                yield f"{FLAG}: {flag} needs single environments, of which {args.env_id} makes none"
     if hasattr(script, "Collector") or "is_step" not in script.Step._fields:
         name = script.__name__.rpartition(".")[2]
         yield f"{FLAG}: {name} does not take a VectorEnv, ppo_graph does"
@@ -61,24 +68,32 @@ def function_of(env_id: str) -> Callable | None:
     return function if callable(function) else None
 
 
-def make(args: Any) -> VectorEnv:
-    """The vector environment of the flags. UsageError for what is none, or of another size."""
+def has_function(args: Any) -> bool:
+    """Whether --env-id names a function that makes a VectorEnv."""
+    return is_vector(args) and function_of(args.env_id) is not None
+
+
+def make(args: Any, num_envs: int = 0) -> VectorEnv:
+    """The vector environment of the flags, of --num-envs environments or of so many. UsageError for
+    what is none, or of another size."""
+    size = num_envs or args.num_envs
     env_id, _ = wrappers.full_id(args.env_id)
     function = function_of(env_id)
     try:
         if function:
-            env = function(num_envs=args.num_envs, **args.env_kwargs)
+            env = function(num_envs=size, **args.env_kwargs)
         else:
             mode = args.vectorization_mode
-            make = partial(gym.make_vec, env_id, args.num_envs, mode, **args.env_kwargs)
+            make = partial(gym.make_vec, env_id, size, mode, **args.env_kwargs)
             env = wrappers.registered(env_id, make)
     except (Exception, SystemExit) as problem:
         raise explained(f"--env-id {args.env_id}, {FLAG}", problem) from None
     name = f"--env-id {args.env_id}"
     if not isinstance(env, VectorEnv):
         raise UsageError(f"{name} makes {type(env).__name__}, not a gymnasium.vector.VectorEnv")
-    if env.num_envs != args.num_envs:
-        raise UsageError(f"{name}: num_envs is {env.num_envs}, --num-envs is {args.num_envs}")
+    if env.num_envs != size:
+        asked = f"{size} were asked for" if num_envs else f"--num-envs is {size}"
+        raise UsageError(f"{name}: num_envs is {env.num_envs}, {asked}")
     mode = env.metadata.get("autoreset_mode")
     if not isinstance(mode, AutoresetMode):
         kinds = ", ".join(f"AutoresetMode.{kind.name}" for kind in AutoresetMode)
@@ -96,6 +111,67 @@ def info_of(info: dict, i: int) -> dict:
     return own
 
 
+class InfoMask(VectorWrapper):
+    """Moves info["action_mask"], [N, options], into the observation, as key "action_mask" (beside
+    key "obs", or those of a Dict). Where info has none all actions are allowed, as in a last
+    observation, of which only the value is needed."""
+
+    def __init__(self, env: VectorEnv):
+        super().__init__(env)
+        space = env.single_observation_space
+        size = wrappers.num_options(env.single_action_space)
+        masks = spaces.MultiBinary(size)
+        self.single_observation_space = wrappers.with_space(space, "action_mask", masks)
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.masks = np.ones((self.num_envs, size), np.int8)
+
+    def with_masks(self, obs: Any, info: dict, is_new: Any = slice(None)) -> Any:
+        """The observations with masks, of which those that are new are in info."""
+        masks = self.masks = self.masks.copy()
+        masks[is_new] = 1
+        if "action_mask" in info:
+            found = np.asarray(info["action_mask"])
+            if found.shape != masks.shape:
+                problem = f"info['action_mask'] has the shape {found.shape}, not {masks.shape}"
+                raise gym.error.Error(problem)
+            has_mask = info.get("_action_mask", np.ones(self.num_envs, bool))
+            masks[has_mask] = found[has_mask]
+        return wrappers.with_key(self.env.single_observation_space, obs, "action_mask", masks)
+
+    def reset(self, *, seed: Any = None, options: dict | None = None) -> tuple:
+        is_new = (options or {}).get("reset_mask", slice(None))
+        obs, info = self.env.reset(seed=seed, options=options)
+        return self.with_masks(obs, info, is_new), info
+
+    def step(self, actions: Any) -> tuple:
+        obs, reward, terminated, truncated, info = self.env.step(actions)
+        if "final_obs" in info:
+            info = info | {"final_obs": self.with_ones(info["final_obs"])}
+        return self.with_masks(obs, info), reward, terminated, truncated, info
+
+    def with_ones(self, finals: Any) -> Any:
+        """Last observations, one by one."""
+        space = self.env.single_observation_space
+        rows = np.empty(self.num_envs, object)
+        for i, mask in enumerate(np.ones_like(self.masks)):
+            obs = element(space, finals, i)
+            if obs is not None:
+                rows[i] = wrappers.with_key(space, obs, "action_mask", mask)
+        return rows
+
+
+class Record(gym.wrappers.RecordEpisodeStatistics):
+    """The return so far of the episode of environment i, for a script's `play`."""
+
+    def __init__(self, env: RecordEpisodeStatistics, i: int):
+        self.vector = env
+        self.i = i
+
+    @property
+    def episode_returns(self) -> float:
+        return self.vector.episode_returns[self.i].item()
+
+
 class VectorEnvs:
     """The Envs of a script for a VectorEnv. What goes wrong in it, and arrays that do not fit its
     spaces, are a UsageError."""
@@ -104,11 +180,18 @@ class VectorEnvs:
         """`first` is the number of the first environment over all ranks."""
         self.script = script
         self.mode = env.metadata["autoreset_mode"]
-        self.env = RecordEpisodeStatistics(env)
+        self.settings = check.settings()
         self.num_envs = env.num_envs
         self.first = first
-        self.settings = check.settings()
         self.num_steps = 0
+        self.num_skipped = 0  # rows that were no steps
+        space = env.single_observation_space
+        if not (isinstance(space, spaces.Dict) and "action_mask" in space.keys()):
+            _, info = self.call(env.reset)
+            if "action_mask" in info:
+                env = InfoMask(env)
+        self.env = RecordEpisodeStatistics(env)
+        self.envs = [Record(self.env, i) for i in range(self.num_envs)]
         self.metric_names = None  # of the last episode
         self.space = env.single_observation_space
         self.action_space = env.single_action_space
@@ -126,16 +209,12 @@ class VectorEnvs:
 
     def reset(self, seed: int) -> tuple:
         """Starts new episodes; gymnasium spreads the seeds from `seed` on."""
-        obs, info = self.call(self.env.reset, seed=seed)
-        if "action_mask" in info and not self.has_mask:
-            raise UsageError(
-                f"{self.place()}: info has an action_mask, which is not read: put it into the "
-                "observation, as 'action_mask' of a Dict"
-            )
+        obs, _ = self.call(self.env.reset, seed=seed)
         begins = np.ones(self.num_envs, bool)
         self.ended = ~begins
         zeros = np.zeros(self.num_envs, np.float32)
-        return self.script.Step(self.flat(obs), zeros, begins, ~begins, [], [], begins)
+        self.latest = self.flat(obs)
+        return self.script.Step(self.latest, zeros, begins, ~begins, [], [], begins)
 
     def step(self, actions: list) -> tuple:
         """Steps env i with actions[i], an element of the single action space."""
@@ -143,6 +222,8 @@ class VectorEnvs:
         batch = create_empty_array(self.action_space, self.num_envs)
         batch = concatenate(self.action_space, actions, batch)
         obs, reward, terminated, truncated, info = self.call(self.env.step, batch)
+        if "action_mask" in info and not self.has_mask:
+            raise UsageError(f"{self.place()}: info has an action_mask, the first reset had none")
         reward = self.numbers("reward", reward).astype(np.float32)
         terminated = self.numbers("terminated", terminated).astype(bool)
         truncated = self.numbers("truncated", truncated).astype(bool) & ~terminated
@@ -165,11 +246,18 @@ class VectorEnvs:
             is_step = ~ends
             # A memory begins anew after the row that was no step
             terminated = terminated | self.ended
+            self.num_skipped += int(self.ended.sum())
             self.ended = ends
         elif self.mode is AutoresetMode.DISABLED and ends.any():
             obs = self.reset_some(ends)
-        step = self.flat(obs), reward, terminated, truncated, finals, infos, is_step
+        self.latest = self.flat(obs)
+        step = self.latest, reward, terminated, truncated, finals, infos, is_step
         return self.script.Step(*step)
+
+    def take_skipped(self) -> int:
+        """How many rows were no steps since the last call."""
+        num_skipped, self.num_skipped = self.num_skipped, 0
+        return num_skipped
 
     def report_of(self, info: dict, i: int, episode: dict) -> dict:
         """The info of an episode that ends, with what it says for the log."""
@@ -301,6 +389,25 @@ class VectorEnvs:
             row = int(np.argwhere(bad)[0][0])
             at = self.place(row if i is None else i, leaf.path)
             raise UsageError(f"{at}: value {rows[bad][0]}{check.allowed(leaf, rows, bad)}")
+
+    def state(self) -> dict:
+        """What `restore` goes on from; "env" is None where no copy of it does the same."""
+        if not isinstance(self.env.env, checkpoint.VectorTwin):
+            self.env.env = checkpoint.VectorTwin(self.env.env)
+        record = {name: vars(self.env)[name] for name in RECORDED}
+        own = {name: vars(self)[name] for name in ("num_steps", "ended", "metric_names")}
+        [data] = checkpoint.exact_dumps([self.env.env._dump()])
+        obs = list(self.latest.values), dict(self.latest.counts)
+        return {"env": data, "record": record, "own": own, "obs": obs}
+
+    def restore(self, state: dict) -> tuple:
+        """The last observations of the VectorEnv that was saved, which takes this one's place."""
+        check.close(self.env.env)
+        self.env.env = cloudpickle.loads(state["env"])
+        vars(self.env).update(state["record"])
+        vars(self).update(state["own"])
+        self.latest = self.script.Flat(*state["obs"])
+        return self.latest
 
     def close(self) -> None:
         try:

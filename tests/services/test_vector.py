@@ -1,18 +1,22 @@
 """A VectorEnv trains as single environments do, whatever it does at an episode's end."""
 
 import contextlib
+import csv
 import importlib
+import threading
 from functools import partial
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from helpers import run, small_args, vector
+from helpers import run, small_args, vector, weights
 
 from cleanrl_graph import ppo_graph, services
 from cleanrl_graph.services.check import UsageError
+from cleanrl_graph.services.checkpoint import checkpoints_in
 from cleanrl_graph.services.vector import VectorEnvs
 
 NAMES = "graph graph_aux graph_compile framestack lstm_sparse gtrxl".split()
@@ -209,7 +213,7 @@ class Wrong(SyncVectorEnv):
 
     def reset(self, **kwargs):
         obs, info = super().reset(**kwargs)
-        return obs, (info | {"action_mask": np.ones((3, 2))} if self.what == "mask" else info)
+        return obs, (info | {"action_mask": np.ones((3, 5))} if self.what == "mask" else info)
 
     def step(self, actions):
         obs, reward, *rest = super().step(actions)
@@ -223,6 +227,8 @@ class Wrong(SyncVectorEnv):
             obs["task"] = obs["task"][:-1]
         if self.what == "reward":
             reward[2] = np.inf
+        if self.what == "late mask":
+            rest[-1]["action_mask"] = np.ones((3, 2))
         return obs, reward, *rest
 
 
@@ -239,7 +245,8 @@ WRONG = {
     "nan": "env 1, leaf 'position', step 1: value nan",
     "dtype": "leaf 'task', step 1: dtype float64",
     "number": r"leaf 'task', step 1: .* shape \(2,\)",
-    "mask": "info has an action_mask, which is not read",
+    "mask": r"the VectorEnv, step 0, reset: .* \(3, 5\), not \(3, 2\)",
+    "late mask": "step 1: info has an action_mask, the first reset had none",
     "reward": "env 2, step 1: reward is inf",
     "mode": r"metadata\['autoreset_mode'\] is None",
 }
@@ -261,6 +268,8 @@ def test_what_is_not_declared_is_a_sentence(what, tmp_path):
         ("graph", dict(env_kwargs=[{}, {}]), "not a list"),
         ("graph", dict(num_workers=2), "leave out --num-workers"),
         ("graph", dict(wrap=("z:uniform:2",)), "--wrap wraps single"),
+        ("graph", dict(eval_suite="all"), "--eval-suite needs single environments"),
+        ("graph", dict(capture_video=True), "--capture-video needs single environments"),
         ("graph_async", {}, "ppo_graph_async does not take a VectorEnv"),
         ("graph_agents", {}, "ppo_graph_agents does not take a VectorEnv"),
     ],
@@ -321,11 +330,99 @@ def test_masks_of_ragged_rows_hold(tmp_path):
         run(tmp_path / "wrong", env_kwargs={"more": 1}, **flags)
 
 
+class Legal(Walk):
+    """Says in `info` which of three actions are allowed, and checks it."""
+
+    def __init__(self):
+        super().__init__()
+        self.action_space = spaces.Discrete(3)
+
+    def info(self):
+        self.mask = np.eye(3, dtype=np.int8)[self.np_random.integers(3)]
+        self.mask |= self.np_random.integers(2, size=3).astype(np.int8)
+        return {"action_mask": self.mask}
+
+    def reset(self, seed=None, options=None):
+        obs, _ = super().reset(seed=seed)
+        return obs, self.info()
+
+    def step(self, action):
+        assert self.mask[action] == 1
+        obs, *outcome, info = super().step(action)
+        return obs, *outcome, info | self.info()
+
+
+gym.register("VectorLegal-v0", Legal)
+
+
+def make_legal(num_envs, mode):
+    return SyncVectorEnv([Legal] * num_envs, autoreset_mode=AutoresetMode(mode))
+
+
+def test_masks_in_info_are_those_of_single_environments(tmp_path):
+    single = run(tmp_path / "single", env_id="VectorLegal-v0").scalars
+    for mode in MODES:
+        kwargs = {"env_id": f"{__name__}:make_legal", "env_kwargs": {"mode": mode.value}}
+        vectors = run(tmp_path / mode.value, vectorization_mode="vector_entry_point", **kwargs)
+        if mode is not AutoresetMode.NEXT_STEP:
+            assert logged_losses(vectors.scalars) == logged_losses(single)
+
+
+def logged_losses(scalars):
+    return {name: values for name, values in scalars.items() if name.startswith("losses/")}
+
+
+def steps_of(folder):
+    with open(folder / "episodes.csv") as file:
+        return [int(row["step"]) for row in csv.DictReader(file)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_global_step_counts_steps(mode, tmp_path):
+    scalars = trained(tmp_path, "graph", mode, num_steps=16, total_timesteps=144)
+    [folder] = tmp_path.iterdir()
+    ends = steps_of(folder)
+    num_steps = max(step for step, _ in scalars["losses/value_loss"])
+    num_ends = len(ends)
+    assert num_ends > 20 and ends == sorted(ends) and max(ends) <= num_steps
+    if mode is AutoresetMode.NEXT_STEP:  # an end in the last row is followed by no row yet
+        assert 144 - num_ends <= num_steps <= 144 - num_ends + 3
+    else:
+        assert num_steps == 144
+
+
+@pytest.mark.parametrize("name", ["graph", "lstm_sparse", "gtrxl"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_vector_env_goes_on_bit_by_bit(name, mode, tmp_path):
+    flags = dict(checkpoint_every=1, save_model=True)
+    trained(tmp_path / "whole", name, mode, total_timesteps=96, **flags)
+    trained(tmp_path / "half", name, mode, total_timesteps=48, **flags)
+    [whole] = (tmp_path / "whole").iterdir()
+    [half] = (tmp_path / "half").iterdir()
+    trained(tmp_path / "half", name, mode, total_timesteps=96, resume=str(half), **flags)
+    assert steps_of(half) == steps_of(whole)
+    own, other = weights(half), weights(whole)
+    assert all(torch.equal(own[key], other[key]) for key in other)
+
+
+class Unlike(SyncVectorEnv):
+    """Walks of which no copy can be made."""
+
+    def __init__(self, num_envs):
+        super().__init__([Walk] * num_envs)
+        self.lock = threading.Lock()
+
+
 @pytest.mark.parametrize(
-    "first, then", [("sync", "vector_entry_point"), ("vector_entry_point",) * 2]
+    "first, then, env_id",
+    [
+        ("sync", "vector_entry_point", "CartPole-v1"),
+        ("vector_entry_point", "sync", "CartPole-v1"),
+        ("vector_entry_point", "vector_entry_point", f"{__name__}:Unlike"),
+    ],
 )
-def test_a_vector_env_begins_anew_when_a_run_is_resumed(first, then, tmp_path, capsys):
-    flags = dict(env_id="CartPole-v1", checkpoint_every=1, total_timesteps=24)
+def test_what_cannot_go_on_begins_anew(first, then, env_id, tmp_path, capsys):
+    flags = dict(env_id=env_id, checkpoint_every=1, total_timesteps=24)
     run(tmp_path, vectorization_mode=first, **flags)
     [folder] = tmp_path.iterdir()
     args = small_args(**flags | {"total_timesteps": 72, "run_dir": str(tmp_path)})
@@ -333,7 +430,21 @@ def test_a_vector_env_begins_anew_when_a_run_is_resumed(first, then, tmp_path, c
     args.resume = str(folder)
     services.run(ppo_graph, args)
     assert "the environments begin new episodes" in capsys.readouterr().err
-    assert (folder / "checkpoint_000000000072.ckpt").exists()
+    assert checkpoints_in(folder)[0] > folder / "checkpoint_000000000024.ckpt"
+
+
+def test_a_function_is_evaluated_by_a_vector_env_of_its_own(tmp_path):
+    flags = dict(total_timesteps=24, eval_episodes=5)
+    single = run(tmp_path / "single", env_id="VectorWalk-v0", **flags)
+    for mode in MODES:
+        kwargs = {"env_id": f"{__name__}:make", "env_kwargs": {"mode": mode.value}}
+        kwargs |= {"vectorization_mode": "vector_entry_point", "eval_every": 1}
+        vectors = run(tmp_path / mode.value, **flags, **kwargs)
+        assert len(vectors.rows) == 5 and (vectors.folder / "best.pt").exists()
+        if mode is not AutoresetMode.NEXT_STEP:
+            assert vectors.rows == single.rows
+    cut = run(tmp_path / "cut", eval_max_steps=1, **flags, **kwargs)
+    assert any(row.get("cut") and row["return"] for row in cut.rows)
 
 
 def test_a_module_that_fails_is_a_sentence(tmp_path, monkeypatch):

@@ -9,6 +9,8 @@ import gymnasium as gym
 def register(env_id: str, entry_point: str, **kwargs: Any) -> None:
     """Makes an environment of this package known to gymnasium."""
     if env_id not in gym.registry:
+        if "vector_entry_point" in kwargs:
+            kwargs["vector_entry_point"] = f"{__name__}.{kwargs['vector_entry_point']}"
         gym.register(env_id, entry_point=f"{__name__}.{entry_point}", **kwargs)
 
 
@@ -33,6 +35,7 @@ register("SkillGraph-v0", "toy:SkillGraphEnv")
 register(
     "StatelessCartPole-v1",
     "memory:StatelessCartPoleEnv",
+    vector_entry_point="memory:StatelessCartPoleVectorEnv",
     max_episode_steps=500,
 )
 register("Courier-v0", "courier:CourierEnv")

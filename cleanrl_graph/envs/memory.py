@@ -9,7 +9,9 @@ LastGraphs-v0          which of the last graphs had the largest marked value, as
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv, CartPoleVectorEnv
+from gymnasium.vector import VectorObservationWrapper
+from gymnasium.vector.utils import batch_space
 
 from .toy import LinkGraph, starts_of
 
@@ -68,6 +70,21 @@ class StatelessCartPoleEnv(CartPoleEnv):
         """Return the observation, reward 1.0, terminated, False and {}."""
         observation, *outcome = super().step(action)
         return self.seen(observation), *outcome
+
+
+class StatelessCartPoleVectorEnv(VectorObservationWrapper):
+    """`num_envs` of them that step together: gymnasium's CartPoleVectorEnv without velocities, with
+    its arguments."""
+
+    def __init__(self, num_envs, **kwargs):
+        super().__init__(CartPoleVectorEnv(num_envs, **kwargs))
+        low, high = self.env.single_observation_space.low, self.env.single_observation_space.high
+        self.single_observation_space = spaces.Box(low[::2], high[::2])
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+
+    def observations(self, observations):
+        """Places without velocities, float32 [num_envs, 2]."""
+        return observations[:, ::2].copy()
 
 
 class RecallEnv(gym.Env):

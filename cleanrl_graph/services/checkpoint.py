@@ -333,7 +333,7 @@ class Compared:
 
     def _dump(self) -> tuple[str, bytes | None, str | None]:
         """(kind of environment, its pickle, why it begins a new episode in a run that resumes)"""
-        kind = self.env.spec.id if self.env.spec else type(self.unwrapped).__name__
+        kind = getattr(self.env.spec, "id", type(self.unwrapped).__name__)
         data = self._pickled()
         return kind, data, self._problem
 

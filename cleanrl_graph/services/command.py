@@ -11,7 +11,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from cleanrl_graph.envs.fitting import SAID, say
+from cleanrl_graph.envs.fitting import SAID
 from cleanrl_graph.services import (
     check,
     demos,

@@ -14,6 +14,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from helpers import run, small_args, vector, weights
 
+import cleanrl_graph.envs  # noqa: F401
 from cleanrl_graph import ppo_graph, services
 from cleanrl_graph.services.check import UsageError
 from cleanrl_graph.services.checkpoint import checkpoints_in
@@ -283,6 +284,19 @@ def test_what_cannot_be_is_a_sentence(name, flags, problem, tmp_path):
 def test_an_id_with_a_vector_entry_point_is_evaluated_by_single_environments(tmp_path):
     flags = dict(env_id="CartPole-v1", vectorization_mode="vector_entry_point", eval_episodes=2)
     assert len(run(tmp_path, **flags).rows) >= 2
+
+
+def test_cart_poles_without_velocities_are_those_with_them():
+    kwargs = dict(num_envs=3, vectorization_mode="vector_entry_point")
+    env, full = (gym.make_vec(f"{name}CartPole-v1", **kwargs) for name in ("Stateless", ""))
+    (obs, _), (expected, _) = env.reset(seed=0), full.reset(seed=0)
+    for _ in range(60):
+        assert obs in env.observation_space and np.array_equal(obs, expected[:, ::2])
+        (obs, *outcome, _), (expected, *others, _) = env.step([1, 0, 1]), full.step([1, 0, 1])
+        assert np.array_equal(outcome, others)
+    single = gym.make("StatelessCartPole-v1")
+    assert env.single_observation_space == single.observation_space
+    assert env.spec.max_episode_steps == single.spec.max_episode_steps == 500
 
 
 class Pick(gym.Env):

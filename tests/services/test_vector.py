@@ -290,9 +290,10 @@ def test_cart_poles_without_velocities_are_those_with_them():
     kwargs = dict(num_envs=3, vectorization_mode="vector_entry_point")
     env, full = (gym.make_vec(f"{name}CartPole-v1", **kwargs) for name in ("Stateless", ""))
     (obs, _), (expected, _) = env.reset(seed=0), full.reset(seed=0)
+    actions = np.array([1, 0, 1])
     for _ in range(60):
         assert obs in env.observation_space and np.array_equal(obs, expected[:, ::2])
-        (obs, *outcome, _), (expected, *others, _) = env.step([1, 0, 1]), full.step([1, 0, 1])
+        (obs, *outcome, _), (expected, *others, _) = env.step(actions), full.step(actions)
         assert np.array_equal(outcome, others)
     single = gym.make("StatelessCartPole-v1")
     assert env.single_observation_space == single.observation_space

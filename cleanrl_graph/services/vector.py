@@ -51,9 +51,11 @@ def wrong_flags(script: ModuleType, args: Any) -> Iterator[str]:
             if getattr(args, name):
                 flag = f"--{name.replace('_', '-')}"
                 yield f"{FLAG}: {flag} needs single environments, of which {args.env_id} makes none"
-    if hasattr(script, "Collector") or "is_step" not in script.Step._fields:
-        name = script.__name__.rpartition(".")[2]
-        yield f"{FLAG}: {name} does not take a VectorEnv, ppo_graph does"
+    name = script.__name__.rpartition(".")[2]
+    if hasattr(script, "Collector"):
+        yield f"{FLAG}: {name} steps single environments in processes of their own, ppo_graph here"
+    elif "is_step" not in script.Step._fields:
+        yield f"{FLAG}: in {name} each agent has a reward of its own, a VectorEnv has one for all"
 
 
 def function_of(env_id: str) -> Callable | None:

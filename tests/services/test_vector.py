@@ -271,8 +271,8 @@ def test_what_is_not_declared_is_a_sentence(what, tmp_path):
         ("graph", dict(wrap=("z:uniform:2",)), "--wrap wraps single"),
         ("graph", dict(eval_suite="all"), "--eval-suite needs single environments"),
         ("graph", dict(capture_video=True), "--capture-video needs single environments"),
-        ("graph_async", {}, "ppo_graph_async does not take a VectorEnv"),
-        ("graph_agents", {}, "ppo_graph_agents does not take a VectorEnv"),
+        ("graph_async", {}, "ppo_graph_async steps single environments"),
+        ("graph_agents", {}, "in ppo_graph_agents each agent has a reward"),
     ],
 )
 def test_what_cannot_be_is_a_sentence(name, flags, problem, tmp_path):

@@ -302,7 +302,8 @@ class Services:
             num_skipped = sum(all_ranks(envs.take_skipped()))
             self.num_skipped += num_skipped
             self.offset -= num_skipped
-            self.bar.total = self.num_steps()
+            if rank() == 0:
+                self.bar.total = self.num_steps()
         # An episode ends after the last update, wherever rows were skipped
         least = self.global_step + 1
         self.global_step = global_step + self.offset

@@ -12,7 +12,8 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from helpers import run, small_args, vector, weights
+from helpers import run, small_args, train_events, vector, weights
+from processes import train_ranks
 
 import cleanrl_graph.envs  # noqa: F401
 from cleanrl_graph import ppo_graph, services
@@ -404,6 +405,16 @@ def test_global_step_counts_steps(mode, tmp_path):
         assert 144 - num_ends <= num_steps <= 144 - num_ends + 3
     else:
         assert num_steps == 144
+
+
+@pytest.mark.slow
+def test_global_step_counts_the_steps_of_all_ranks(tmp_path):
+    flags = dict(env_id=f"{__name__}:make", vectorization_mode="vector_entry_point")
+    assert train_ranks(tmp_path, num_steps=16, total_timesteps=192, **flags) == [0, 0]
+    [folder] = tmp_path.iterdir()
+    ends = steps_of(folder)
+    num_steps = max(step for step, _ in train_events(tmp_path)["losses/value_loss"])
+    assert 192 - len(ends) <= num_steps <= 192 - len(ends) + 6 and max(ends) <= num_steps
 
 
 @pytest.mark.parametrize("name", ["graph", "lstm_sparse", "gtrxl"])

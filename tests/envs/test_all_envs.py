@@ -31,6 +31,7 @@ FIXED = [
     ("TSP-v0", {"instance": 7}),
     ("TSPInsert-v0", {"instance": 7}),
     ("CVRP-v0", {"instance": 7}),
+    ("CVRPSavings-v0", {"instance": 7}),
 ]
 ENVS = TOY + FIXED
 ENVS += [
@@ -59,6 +60,7 @@ ENVS += [
     ("TSPInsert-v0", {"cities": (2, 3, 9)}),
     ("CVRP-v0", {}),
     ("CVRP-v0", {"customers": (1, 9)}),
+    ("CVRPSavings-v0", {"customers": (2, 9)}),
     ("Crowd-v0", {}),
     ("Pogema-v0", {"num_robots": 20}),
     ("Atari-v0", {"game": "Pong", "frames": 2}),

@@ -20,7 +20,7 @@ from .toy import mask_space
 TEST_SEED = 1234
 NUM_TESTS = 10_000
 NEAREST = 5  # links of a city of TSPInsertEnv
-LARGEST = 8  # savings of a customer from which CVRPSavingsEnv lets choose
+LARGEST = 4  # savings of a customer from which CVRPSavingsEnv lets choose
 COLOURS = ["royalblue", "crimson", "seagreen", "darkorange", "purple", "teal", "goldenrod"]
 CAPACITIES = {10: 20, 20: 30, 50: 40, 100: 50}  # of the vehicle, by number of customers
 

@@ -79,10 +79,10 @@ class RecallEnv(gym.Env):
     Observation: float32 [num_cues + 1]: the cue as a one-hot vector, zeros after the first step;
     last a flag that is 1 at the junction. The `length` observations between cue and junction are
     all zeros, so nothing counts the steps. With `clock` last is the share of the steps that are
-    left, from 1 to 0, as in bsuite's memory_len (Osband et al. 2020, arXiv:1908.03568). Action: the index of a cue; it matters at the junction
-    only. Reward: at the junction 1 for the action that equals the cue and -1 for any other; 0
-    elsewhere. Episode end: terminated after the choice at the junction, that is after `length + 2`
-    steps.
+    left, from 1 to 0, as in bsuite's memory_len (Osband et al. 2020, arXiv:1908.03568). Action: the
+    index of a cue; it matters at the junction only. Reward: at the junction 1 for the action that
+    equals the cue and -1 for any other; 0 elsewhere. Episode end: terminated after the choice at
+    the junction, that is after `length + 2` steps.
 
     Args:
         length: steps between the cue and the junction.

@@ -3,6 +3,8 @@ memory.
 
 StatelessCartPole-v1   CartPole-v1 without its velocities: compare with the previous observation
 Recall-v0              show a cue, walk a corridor, choose by the cue: one bit kept for any time
+MemoryLength-v0        the same with a clock in place of the junction's flag
+TMaze-v0               the same in a maze, in which the walk itself is the agent's to do
 LastGraphs-v0          which of the last graphs had the largest marked value, asked at every step
 """
 
@@ -93,14 +95,16 @@ class RecallEnv(gym.Env):
 
     Observation: float32 [num_cues + 1]: the cue as a one-hot vector, zeros after the first step;
     last a flag that is 1 at the junction. The `length` observations between cue and junction are
-    all zeros, so nothing counts the steps. Action: the index of a cue; it matters at the junction
-    only. Reward: at the junction 1 for the action that equals the cue and -1 for any other; 0
-    elsewhere. Episode end: terminated after the choice at the junction, that is after `length + 2`
-    steps.
+    all zeros, so nothing counts the steps. With `clock` last is the share of the steps that are
+    left, from 1 to 0, as in bsuite's memory_len (Osband et al. 2020, arXiv:1908.03568). Action: the
+    index of a cue; it matters at the junction only. Reward: at the junction 1 for the action that
+    equals the cue and -1 for any other; 0 elsewhere. Episode end: terminated after the choice at
+    the junction, that is after `length + 2` steps.
 
     Args:
         length: steps between the cue and the junction.
         num_cues: number of cues and actions.
+        clock: shows the time that is left in place of the flag.
     Raises ValueError if length is negative or num_cues is below 2.
 
     Reference returns, exact: the optimum is 1. Whatever does not remember the cue, a random policy
@@ -109,13 +113,14 @@ class RecallEnv(gym.Env):
     cue in its actions.
     """
 
-    def __init__(self, length=10, num_cues=2):
+    def __init__(self, length=10, num_cues=2, clock=False):
         if length < 0 or num_cues < 2:
             raise ValueError(
                 f"length {length} must be at least 0 and num_cues {num_cues} at least 2"
             )
         self.length = length
         self.num_cues = num_cues
+        self.clock = clock
         self.observation_space = spaces.Box(0, 1, (num_cues + 1,), np.float32)
         self.action_space = spaces.Discrete(num_cues)
 
@@ -123,6 +128,8 @@ class RecallEnv(gym.Env):
         observation = np.zeros(self.num_cues + 1, np.float32)
         if self.num_steps == 0:
             observation[self.cue] = 1
+        if self.clock:
+            observation[-1] = max(0, 1 - self.num_steps / (self.length + 1))
         elif self.num_steps == self.length + 1:
             observation[-1] = 1
         return observation
@@ -142,6 +149,61 @@ class RecallEnv(gym.Env):
         reward = 0.0
         if terminated:
             reward = 1.0 if action == self.cue else -1.0
+        return self._observation(), reward, terminated, False, {}
+
+
+class TMazeEnv(gym.Env):
+    """The passive T-maze: see at the start which of two goals is the right one, walk to the end of
+    a corridor, and turn to it (Bakker 2001; the rewards are those of Ni et al. 2023,
+    arXiv:2307.03864).
+
+    Observation: float32 [4], one-hot: the goal is above, the goal is below, a place of the corridor
+    (also the start, when one comes back to it), the junction. Action: 0 goes on, 1 goes back, 2
+    turns to the goal above, 3 to that below. Reward: for each of the first `length` steps after
+    which one is not as far as one could be -1 / length, at the last step 1 for the right turn at
+    the junction, else 0. Episode end: terminated after `length + 1` steps, so that there is no time
+    to lose.
+
+    Args:
+        length: steps from the start to the junction.
+    Raises ValueError if length is below 1.
+
+    Reference returns, exact: the optimum is 1; whoever always goes on and does not remember the
+    goal has the mean 0.5, one who stands still -1.
+    """
+
+    observation_space = spaces.Box(0, 1, (4,), np.float32)
+    action_space = spaces.Discrete(4)
+
+    def __init__(self, length=10):
+        if length < 1:
+            raise ValueError(f"length {length} must be at least 1")
+        self.length = length
+
+    def _observation(self):
+        seen = 3 if self.place == self.length else 2
+        if self.num_steps == 0:
+            seen = self.goal
+        return np.eye(4, dtype=np.float32)[seen]
+
+    def reset(self, *, seed=None, options=None):
+        """Return the first observation, which shows the goal, and {}. A seed fixes everything that
+        follows."""
+        super().reset(seed=seed)
+        self.goal = int(self.np_random.integers(2))
+        self.place = self.num_steps = 0
+        return self._observation(), {}
+
+    def step(self, action):
+        """Return the next observation, the reward, terminated, False and {}."""
+        self.num_steps += 1
+        terminated = self.num_steps == self.length + 1
+        if terminated:
+            reward = float(self.place == self.length and action == 2 + self.goal)
+        else:
+            if action < 2:
+                self.place = min(max(self.place + (1, -1)[action], 0), self.length)
+            reward = 0.0 if self.place == self.num_steps else -1 / self.length
         return self._observation(), reward, terminated, False, {}
 
 

@@ -20,6 +20,7 @@ from .toy import mask_space
 TEST_SEED = 1234
 NUM_TESTS = 10_000
 NEAREST = 5  # links of a city of TSPInsertEnv
+LARGEST = 4  # savings of a customer from which CVRPSavingsEnv lets choose
 COLOURS = ["royalblue", "crimson", "seagreen", "darkorange", "purple", "teal", "goldenrod"]
 CAPACITIES = {10: 20, 20: 30, 50: 40, 100: 50}  # of the vehicle, by number of customers
 
@@ -92,6 +93,45 @@ def insert_by_regret(distances, tour, left):
             next_one = int((best_two[:, 1] - best_two[:, 0]).argmax())
         tour.insert(int(added[next_one].argmin()) + 1, left.pop(next_one))
     return tour
+
+
+def merge_by_savings(distances, demands, capacity, routes):
+    """Returns `routes`, lists of customers, merged by the rule of Clarke and Wright 1964: again and
+    again it links those ends of two routes for which that saves most of the ways from and to the
+    depot, as long as the vehicle can carry what both need."""
+    routes = [list(route) for route in routes]
+    ends = np.unique([end for route in routes for end in (route[0], route[-1])])
+    saved = distances[0, ends][:, None] + distances[0, ends] - distances[ends][:, ends]
+    first, second = np.triu_indices(len(ends), 1)
+    order = np.argsort(-saved[first, second], kind="stable")
+    route_of = {end: route for route in routes for end in (route[0], route[-1])}
+    load_of = {id(route): int(demands[route].sum()) for route in routes}
+    for a, b in zip(ends[first[order]].tolist(), ends[second[order]].tolist()):
+        one, other = route_of.get(a), route_of.get(b)
+        if one is None or other is None or one is other:
+            continue
+        load = load_of[id(one)] + load_of[id(other)]
+        if load > capacity:
+            continue
+        for end in (a, b):
+            del route_of[end]
+        merged = link(one, a, other, b)
+        route_of[merged[0]] = route_of[merged[-1]] = merged
+        load_of[id(merged)] = load
+        routes = [route for route in routes if route is not one and route is not other] + [merged]
+    return routes
+
+
+def link(one, a, other, b):
+    """Returns the route in which `b`, an end of the route `other`, follows `a`, an end of `one`."""
+    one = one if one[-1] == a else one[::-1]
+    return one + (other if other[0] == b else other[::-1])
+
+
+def length_of_routes(distances, routes):
+    """Returns the length of the ways of all `routes` from the depot and back to it."""
+    way = [place for route in routes for place in (0, *route)] + [0]
+    return float(distances[way[:-1], way[1:]].sum())
 
 
 def convex_hull(places):
@@ -475,3 +515,110 @@ class CVRPEnv(RouteEnv):
             way = self.distances[self.route[:-1], self.route[1:]]
             info = {"eval": {"length": float(way.sum())}}
         return self.observation(), reward, terminated, False, info
+
+
+class CVRPSavingsEnv(CVRPEnv):
+    """Routing of a vehicle with a capacity, by savings (Clarke and Wright 1964): at first each
+    customer has a route of its own, and an action links the ends of two routes, so that they become
+    one. The return is by how many percent the routes are shorter than those of a rule,
+    `merge_by_savings`, to be learned with gamma 1 and `--action-head edges`.
+
+    Instances are those of `CVRPEnv`.
+
+    Observation: {"graph": the customers that are ends of routes as nodes float32 [n, 8]: x and y as
+    seen from the depot, the distance to it, what their route carries as share of the capacity, 1 if
+    it serves nobody else, the largest saving that a link of theirs makes, by how much the second
+    one is smaller, and the share of customers that are ends; their links, each both ways, are those
+    whose saving is one of the LARGEST largest of one of their ends, among the ones that the vehicle
+    can carry, and those between both ends of a route, edges float32 [e, 4]: the distance, the
+    saving, what both carry together, 1 for the ends of one route; "action_mask": int8 [e], 1 for
+    links of two routes, in one direction}. A distance between two customers is a multiple of
+    1 / sqrt(number of customers). What lies between the ends is no longer shown. Action: a row of
+    the edges whose mask is 1. Reward: by how much shorter the routes get by this choice if the rule
+    links the others, as percent of the length by the rule alone. The episode terminates when no two
+    routes can be linked; info["eval"] has their length and that by the rule.
+
+    Args: those of `CVRPEnv`; at least 2 customers. Raises the same.
+    """
+
+    num_features = 2
+    num_edge_features = 4
+
+    def __init__(self, customers=(20,), instance=None, render_mode=None):
+        if not customers or min(customers) < 2:
+            raise ValueError(f"customers must be numbers of at least 2, got {customers!r}.")
+        super().__init__(customers, instance, render_mode)
+        self.action_space = spaces.Discrete(max(customers) ** 2)  # edges at most
+
+    def reset(self, *, seed=None, options=None):
+        """Returns the first observation and {}. A seed fixes everything that follows."""
+        gym.Env.reset(self, seed=seed)
+        self.places = self.draw(int(self.sizes[self.np_random.integers(len(self.sizes))]))
+        self.distances = distances_of(self.places)
+        self.routes = [[customer] for customer in range(1, len(self.places))]
+        self.rule = self.expected = self.length_by_rule()
+        return self.observation(), {}
+
+    def length_by_rule(self):
+        """The length of the routes if `merge_by_savings` links what is not linked yet."""
+        merged = merge_by_savings(self.distances, self.demands, self.capacity, self.routes)
+        return length_of_routes(self.distances, merged)
+
+    def observation(self):
+        """What the present state shows. Sets `links` [e, 2], the customers that each edge links."""
+        self.route = [place for route in self.routes for place in (0, *route)] + [0]
+        self.left = np.array([route[0] for route in self.routes if len(route) == 1], int)
+        route_of = np.zeros(len(self.places), int)
+        loads = np.zeros(len(self.routes), int)
+        for k, route in enumerate(self.routes):
+            route_of[route], loads[k] = k, self.demands[route].sum()
+        self.shown = shown = np.unique([end for r in self.routes for end in (r[0], r[-1])])
+        route_of = route_of[shown]
+        load, num = loads[route_of], len(self.places) - 1
+        distances, home = self.distances[shown][:, shown], self.distances[0, shown]
+        saved = home[:, None] + home - distances
+        same = route_of[:, None] == route_of
+        carried = np.where(same, load, load[:, None] + load)
+        can_link = ~same & (carried <= self.capacity)
+        ranked = np.where(can_link, saved, -np.inf)
+        if len(shown) > LARGEST:
+            least = -np.partition(-ranked, LARGEST - 1, 1)[:, LARGEST - 1, None]
+            can_link &= (ranked >= least) | (ranked >= least.T)
+        best = -np.sort(-np.where(can_link, saved, 0), 1)
+
+        nodes = np.zeros((len(shown), 8), np.float32)
+        nodes[:, :2] = 2 * (self.places[shown] - self.places[0])
+        nodes[:, 2] = home
+        nodes[:, 3] = load / self.capacity
+        nodes[:, 4] = same.sum(1) == 1
+        nodes[:, 5] = best[:, 0]
+        nodes[:, 6] = best[:, 0] - best[:, 1] if len(shown) > 1 else 0
+        nodes[:, 7] = len(shown) / num
+        np.fill_diagonal(same, False)
+        is_edge = can_link | same
+        source, target = np.nonzero(is_edge)
+        edges = [distances * np.sqrt(num) / 2, saved, carried / self.capacity, same]
+        edges = np.stack([each[is_edge] for each in edges], 1).astype(np.float32)
+        graph = spaces.GraphInstance(nodes, edges, np.stack([source, target], 1))
+        self.links = shown[graph.edge_links]
+        self.mask = (can_link[is_edge] & (source < target)).astype(np.int8)
+        return {"graph": graph, "action_mask": self.mask}
+
+    def step(self, action):
+        """Returns the next observation, the reward, terminated, False, and info, which is {} before
+        the end."""
+        if not 0 <= action < len(self.mask) or not self.mask[action]:
+            raise ValueError(
+                f"Edge {action} cannot be chosen: choose one whose action_mask is 1, one of "
+                f"{np.flatnonzero(self.mask).tolist()}."
+            )
+        a, b = self.links[action].tolist()
+        one, other = (next(r for r in self.routes if end in (r[0], r[-1])) for end in (a, b))
+        self.routes = [r for r in self.routes if r is not one and r is not other]
+        self.routes.append(link(one, a, other, b))
+        before, self.expected = self.expected, self.length_by_rule()
+        reward = 100 * (before - self.expected) / self.rule
+        observation = self.observation()
+        terminated = not self.mask.any()
+        info = {"eval": {"length": self.expected, "rule": self.rule}} if terminated else {}
+        return observation, reward, terminated, False, info

@@ -31,6 +31,7 @@ FIXED = [
     ("TSP-v0", {"instance": 7}),
     ("TSPInsert-v0", {"instance": 7}),
     ("CVRP-v0", {"instance": 7}),
+    ("CVRPSavings-v0", {"instance": 7}),
 ]
 ENVS = TOY + FIXED
 ENVS += [
@@ -38,6 +39,8 @@ ENVS += [
     ("StatelessCartPole-v1", {"max_episode_steps": 9, "velocities": True}),
     ("Recall-v0", {}),
     ("Recall-v0", {"length": 0, "num_cues": 3}),
+    ("MemoryLength-v0", {"length": 3}),
+    ("TMaze-v0", {"length": 3}),
     ("LastGraphs-v0", {}),
     ("LastGraphs-v0", {"window": 5, "episode_length": 3, "max_episode_steps": 2}),
     ("LastGraphs-v0", {"edges_per_node": 0}),
@@ -59,6 +62,7 @@ ENVS += [
     ("TSPInsert-v0", {"cities": (2, 3, 9)}),
     ("CVRP-v0", {}),
     ("CVRP-v0", {"customers": (1, 9)}),
+    ("CVRPSavings-v0", {"customers": (2, 9)}),
     ("Crowd-v0", {}),
     ("Pogema-v0", {"num_robots": 20}),
     ("Atari-v0", {"game": "Pong", "frames": 2}),
@@ -205,6 +209,7 @@ WRONG = [  # arguments, and what the sentence says
     ("PairNodes-v0", {"num_pairs": 9}, "num_colours"),
     ("StatelessCartPole-v1", {"render_mode": "ansi"}, "render_mode"),
     ("Recall-v0", {"num_cues": 1}, "num_cues 1"),
+    ("TMaze-v0", {"length": 0}, "length 0"),
     ("LastGraphs-v0", {"window": 6}, "window 6"),
     ("Courier-v0", {"num_chords": 6}, "num_chords 6"),
     ("GraphExplore-v0", {"task": "return"}, "task is 'return'"),

@@ -283,3 +283,98 @@ def test_what_an_insertion_shows():
             assert reward == pytest.approx(100 * (before - env.length_by_rule()) / env.rule)
             assert sorted(env.tour) == sorted([*tour, city])
             assert reward == pytest.approx(0, abs=1e-9) or seed > 0
+
+
+def by_savings(env, routes):
+    """The rule by its definition: again and again the link that saves the most, of all pairs."""
+    while True:
+        found = []
+        for one in range(len(routes)):
+            for other in range(one + 1, len(routes)):
+                if env.demands[routes[one] + routes[other]].sum() > env.capacity:
+                    continue
+                for a in {tuple(routes[one]), tuple(routes[one][::-1])}:
+                    for b in {tuple(routes[other]), tuple(routes[other][::-1])}:
+                        linked = [r for k, r in enumerate(routes) if k not in (one, other)]
+                        linked.append([*a, *b])
+                        found.append((routes_length(env, linked), linked))
+        if not found:
+            return routes
+        routes = min(found)[1]
+
+
+def routes_length(env, routes):
+    ways = [env.places[[0, *route, 0]] for route in routes]
+    return sum(float(np.hypot(*np.diff(way, axis=0).T).sum()) for way in ways)
+
+
+def test_links_of_routes():
+    """Each number by its definition, throughout an episode. Whoever always takes the largest saving
+    is the rule, whose rewards are 0; that of another choice is what the rule's length changes by.
+    """
+    env, rng = make("CVRPSavings-v0", customers=(2, 12)), np.random.default_rng(0)
+    sizes = set()
+    for seed in range(8):
+        (observation, _), done, total = env.reset(seed=seed), False, 0.0
+        num = len(env.places) - 1
+        sizes.add(num)
+        first = expected = routes_length(env, by_savings(env, [[k] for k in range(1, num + 1)]))
+        while not done:
+            assert observation in env.observation_space
+            ends = sorted({end for route in env.routes for end in (route[0], route[-1])})
+            route_of = {end: route for route in env.routes for end in route}
+            carried = {end: env.demands[route_of[end]].sum() for end in ends}
+            home = {end: env.distances[0, end] for end in ends}
+            savings = {}
+            for a in ends:
+                for b in ends:
+                    if route_of[a] is not route_of[b] and carried[a] + carried[b] <= env.capacity:
+                        savings[a, b] = home[a] + home[b] - env.distances[a, b]
+            links = set()
+            for a in ends:
+                best = sorted(value for (one, _), value in savings.items() if one == a)[::-1]
+                some = best[: routes.LARGEST]
+                own = [pair for pair in savings if pair[0] == a and savings[pair] in some]
+                links |= {*own, *(pair[::-1] for pair in own)}
+                best += [0, 0]
+                node = observation["graph"].nodes[ends.index(a)]
+                x, y = 2 * (env.places[a] - env.places[0])
+                alone, share = len(route_of[a]) == 1, carried[a] / env.capacity
+                seen = [x, y, home[a], share, alone, best[0], best[0] - best[1], len(ends) / num]
+                assert node == pytest.approx(np.array(seen, float), abs=1e-6)
+            both = {(r[0], r[-1]) for r in env.routes if len(r) > 1}
+            both |= {pair[::-1] for pair in both}
+            pairs = list(map(tuple, env.links.tolist()))
+            assert sorted(pairs) == sorted(links | both)
+            allowed = [pair in links and pair[0] < pair[1] for pair in pairs]
+            assert observation["action_mask"].tolist() == allowed
+            for (a, b), edge in zip(pairs, observation["graph"].edges):
+                load = carried[a] + (carried[b] if (a, b) in links else 0)
+                saved = home[a] + home[b] - env.distances[a, b]
+                seen = [env.distances[a, b] * num**0.5 / 2, saved, load / env.capacity]
+                assert edge == pytest.approx(np.array([*seen, (a, b) in both]), abs=1e-6)
+            edges = observation["graph"].edges[:, 1]
+            action = int(np.where(observation["action_mask"], edges, -1).argmax())
+            if seed > 1:
+                action = at_random(rng)(observation)
+            before = expected
+            observation, reward, done, _, info = env.step(action)
+            expected = routes_length(env, by_savings(env, env.routes))
+            assert reward == pytest.approx(100 * (before - expected) / first, abs=1e-6)
+            assert reward == pytest.approx(0, abs=1e-6) or seed > 1
+            total += reward
+        assert sorted(place for route in env.routes for place in route) == list(range(1, num + 1))
+        assert all(env.demands[route].sum() <= env.capacity for route in env.routes)
+        assert info["eval"] == pytest.approx({"length": expected, "rule": first})
+        assert expected == pytest.approx(routes_length(env, env.routes))
+    assert sizes == {2, 12}
+
+
+def test_a_link_that_may_not_be_is_an_error():
+    env = make("CVRPSavings-v0")
+    observation, _ = env.reset(seed=0)
+    for row in (int(np.flatnonzero(observation["action_mask"] == 0)[0]), -1, len(env.links)):
+        with pytest.raises(ValueError, match=f"Edge {row} cannot be chosen"):
+            env.step(row)
+    with pytest.raises(ValueError, match="at least 2"):
+        make("CVRPSavings-v0", customers=(1, 5))

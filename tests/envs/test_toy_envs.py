@@ -232,6 +232,57 @@ def test_recall_without_memory():
     assert score == pytest.approx(2 / 4 - 1, abs=0.06)
 
 
+def test_memory_length_is_recall_with_a_clock():
+    env, flagged = make("MemoryLength-v0", length=3), make("Recall-v0", length=3)
+    for seed in range(5):
+        observations = [env.reset(seed=seed)[0]]
+        expected = [flagged.reset(seed=seed)[0]]
+        for action in (0, 1, 0, 1, 0):
+            observation, *outcome = env.step(action)
+            other, *others = flagged.step(action)
+            assert outcome == others
+            observations.append(observation)
+            expected.append(other)
+        observations, expected = np.array(observations), np.array(expected)
+        assert np.array_equal(observations[:, :-1], expected[:, :-1])
+        assert observations[:, -1] == pytest.approx([1, 0.75, 0.5, 0.25, 0, 0])
+
+
+# ---- TMaze ----
+def maze(policy, length=4, seed=0):
+    """Observations, as what they show, and rewards of an episode; policy(goal, step) -> action."""
+    env = make("TMaze-v0", length=length)
+    observation, _ = env.reset(seed=seed)
+    goal, seen, rewards, done = int(observation.argmax()), [], [], False
+    while not done:
+        assert observation.sum() == 1
+        seen.append(int(observation.argmax()))
+        observation, reward, done, _, _ = env.step(policy(goal, len(rewards)))
+        rewards.append(reward)
+    return goal, seen, rewards
+
+
+def test_who_remembers_the_goal_of_the_maze_has_the_return_1():
+    goals = set()
+    for seed in range(10):
+        right = lambda goal, step: 0 if step < 4 else 2 + goal
+        goal, seen, rewards = maze(right, seed=seed)
+        assert seen == [goal, 2, 2, 2, 3] and rewards == [0, 0, 0, 0, 1]
+        _, _, rewards = maze(lambda goal, step: 0 if step < 4 else 3 - goal, seed=seed)
+        assert rewards == [0] * 5
+        goals.add(goal)
+    assert goals == {0, 1}
+
+
+def test_there_is_no_time_to_lose_in_the_maze():
+    _, seen, rewards = maze(lambda goal, step: 1)
+    assert seen[1:] == [2] * 4 and rewards == [-1 / 4] * 4 + [0]
+    goal, seen, rewards = maze(lambda goal, step: (0, 0, 1, 0, 2 + goal)[step])
+    assert seen == [goal, 2, 2, 2, 2] and rewards == [0, 0, -1 / 4, -1 / 4, 0]
+    _, seen, rewards = maze(lambda goal, step: (0, 0, 3, 0, 0)[step])  # turns in the corridor
+    assert rewards == [0, 0, -1 / 4, -1 / 4, 0]
+
+
 # ---- LastGraphs ----
 def value_of(observation):
     nodes = observation.nodes

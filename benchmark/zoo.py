@@ -17,7 +17,6 @@ It appends to ids.csv in --results and skips what is there; table.md is made fro
 """
 
 import contextlib
-import csv
 import importlib.metadata
 import json
 import os
@@ -39,7 +38,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import tyro
-from tables import RESULTS, added, read
+from tables import RESULTS, added, markdown, read
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmark" / "zoo")]  # cleanrl_graph of this checkout
@@ -332,9 +331,7 @@ def merged(flags: list[str]) -> list[str]:
 
 # ---- Tasks, and the table ----
 def packages_of(args: Args) -> list[Package]:
-    with open(args.list, newline="") as file:
-        lines = list(csv.DictReader(file))
-    packages = [Package(**line | {"most": int(line["most"])}) for line in lines]
+    packages = [Package(**line | {"most": int(line["most"])}) for line in read(Path(args.list))]
     return [each for each in packages if each.environment == args.environment]
 
 
@@ -382,13 +379,13 @@ def main(args: Args) -> None:
 def document(rows: list[dict]) -> str:
     """table.md."""
     rows = sorted(rows, key=lambda row: (row["package"].lower(), row["id"], row["script"]))
-    columns = ("as they are", "with a flag", "refused", "other", "package fails", "runs")
-    lines = ["| package | version | ids | " + " | ".join(columns) + " |", "| --- " * 9 + "|"]
+    lines = [["package", "version", "ids", "as they are", "with a flag", "refused", "other"]]
+    lines[0] += ["package fails", "runs"]
     packages = {row["package"]: row["version"] for row in rows}
     for name, version in packages.items():
         own = [row for row in rows if row["package"] == name]
-        lines.append(f"| {name} | {version} | {numbers(own)} |")
-    lines.append(f"| **all {len(packages)}** | | {numbers(rows)} |")
+        lines.append([name, version, *numbers(own)])
+    lines.append([f"**all {len(packages)}**", "", *numbers(rows)])
     outcomes = Counter(outcomes_of(rows).values())
     num_working = sum(outcomes.values()) - outcomes[BROKEN]
     both = outcomes[TRAINS] + outcomes[WITH_FLAG]
@@ -403,7 +400,7 @@ def document(rows: list[dict]) -> str:
         f"as they are, {share(both)} as they are or with a flag that the printed sentence names. "
         "An id counts where the worst of its runs does. Largest collection mismatch: "
         f"{worst:.1e}. [Each run](ids.csv).",
-        "\n".join(lines),
+        markdown(lines),
         NOTE,
         *list_of("With a flag", chosen(WITH_FLAG), "flags"),
         *list_of("Refused", chosen(REFUSED), "message"),
@@ -422,12 +419,12 @@ def outcomes_of(rows: list[dict]) -> dict[str, str]:
     return {name: min(outcomes, key=order.index) for name, outcomes in found.items()}
 
 
-def numbers(rows: list[dict]) -> str:
+def numbers(rows: list[dict]) -> list[str]:
     """The cells of a line of the table."""
     count = Counter(outcomes_of(rows).values())
     other = sum(count[name] for name in OURS)
     cells = [count[TRAINS], count[WITH_FLAG], count[REFUSED], other, count[BROKEN], len(rows)]
-    return " | ".join(str(cell or "") for cell in [count.total(), *cells])
+    return [str(cell or "") for cell in [count.total(), *cells]]
 
 
 def list_of(title: str, rows: list[dict], column: str) -> list[str]:

@@ -1068,7 +1068,7 @@ def test_environments_of_others(tmp_path):
     (tmp_path / "ids.csv").write_text((tmp_path / "ids.csv").read_text().replace("no data", "x"))
     rows, said = run_zoo(tmp_path)
     assert len(rows) == 6 and "6 runs, 0 of them are missing" in said
-    assert "| **all 2** | | 4 | 2 | 1 |  |  | 1 | 6 |" in (tmp_path / "table.md").read_text()
+    assert "| **all 2** |  | 4 | 2 | 1 |  |  | 1 | 6 |" in (tmp_path / "table.md").read_text()
 
 
 # ---- pogema/ ----

@@ -583,6 +583,27 @@ def test_pattern_without_runs(results, monkeypatch):
         report.load_all(dataclasses.replace(anew, table="t", systems=("ours_B*",)))
 
 
+def test_budget_of_runs():
+    """What stands beside our rows."""
+    runs = [{"steps": 499_712, "duration": 624}, {"steps": 499_712, "duration": 660}]
+    assert tables.budget(runs, "decisions") == "500k decisions, 10 to 11 min, 1 core"
+    runs.append({"steps": 1_196_032, "duration": 660})
+    assert tables.budget(runs, "steps", 2) == "500k to 1.2M steps, 10 to 11 min, 2 cores"
+    assert tables.budget(iter([]), "steps") == ""
+
+
+@pytest.mark.parametrize(
+    "module, table", [(job_shop, "job_shop"), (flexible_job_shop, "flexible_job_shop_suites")]
+)
+def test_published_rows_have_a_source(module, table):
+    """The letter of each row is explained below the table, and no explanation is left over."""
+    rows = tables.read(BENCHMARK / "results" / table / "published.csv")
+    names = " ".join(getattr(module, "MAKESPANS", {}))
+    used = {row["source"] for row in rows} | set(re.findall(r"\[(.)\]", names))
+    assert all(len(row) == len(rows[0]) and None not in row for row in rows)
+    assert used == set(re.findall(r"\[(\w)\] \w", module.SOURCES.replace("\n", " ")))
+
+
 # ---- schedules.py and job_shop.py ----
 @pytest.mark.slow
 def test_schedules_go_on(tmp_path):

@@ -230,7 +230,7 @@ def test_what_an_insertion_shows():
     """Each number by its definition, throughout an episode. Whoever always takes the largest regret
     is the rule, whose rewards are 0; that of another choice is what the rule's tour changes by."""
     env, rng = make("TSPInsert-v0", cities=(12,)), np.random.default_rng(0)
-    for seed in range(3):
+    for seed in range(5):
         observation, _ = env.reset(seed=seed)
         while len(env.left) > 1:
             tour, left, unit = env.tour, env.left.tolist(), 12**-0.5
@@ -272,9 +272,9 @@ def test_what_an_insertion_shows():
                 ]
                 assert edge == pytest.approx(np.array(expected, float), abs=1e-6)
             regret = np.where(observation["action_mask"], nodes[:, 5], -1)
-            city = int(regret.argmax()) if seed == 0 else at_random(rng)(observation)
+            city = int(regret.argmax()) if seed < 4 else at_random(rng)(observation)
             before = env.length_by_rule()
             observation, reward, *_ = env.step(city)
             assert reward == pytest.approx(100 * (before - env.length_by_rule()) / env.rule)
             assert sorted(env.tour) == sorted([*tour, city])
-            assert reward == pytest.approx(0, abs=1e-9) or seed > 0
+            assert reward == pytest.approx(0, abs=1e-9) or seed == 4

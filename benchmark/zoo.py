@@ -62,6 +62,7 @@ COLUMNS = tuple(
 )
 TRAINS, WITH_FLAG, REFUSED = "trains", "trains with a flag", "refused"
 BROKEN = "package fails"
+TIMEOUT = 180  # seconds for a process
 OURS = ("traceback", "killed", "timeout", "does not play")  # what should never be
 MOST_TRIES = 6  # of an id that is refused
 NUM_PLAYED = 20  # steps by load_policy, and of random actions
@@ -96,8 +97,6 @@ class Args:
     """folder of ids.csv and table.md"""
     workers: int = os.cpu_count() or 1
     """processes at a time"""
-    timeout: float = 180.0
-    """seconds for a process"""
 
 
 class Package(NamedTuple):
@@ -218,13 +217,13 @@ def preload() -> None:
     from cleanrl_graph.services import command, plot  # noqa: F401
 
 
-def call(function: Callable, *args, timeout: float) -> dict:
+def call(function: Callable, *args) -> dict:
     """What the function returns in a process of its own, in an empty folder."""
     with tempfile.TemporaryDirectory() as folder:
         pid = os.fork()
         if pid == 0:
             run_in(folder, function, args)
-        end = time.monotonic() + timeout
+        end = time.monotonic() + TIMEOUT
         status = None
         while status is None and time.monotonic() < end:
             time.sleep(0.05)
@@ -234,7 +233,7 @@ def call(function: Callable, *args, timeout: float) -> dict:
             os.killpg(pid, signal.SIGKILL)  # and what it has started
         if status is None:
             os.waitpid(pid, 0)
-            return {"outcome": "timeout", "message": f"not done after {timeout:g} s"}
+            return {"outcome": "timeout", "message": f"not done after {TIMEOUT} s"}
         if Path(folder, "result").exists():
             return json.loads(Path(folder, "result").read_text())
         code = os.waitstatus_to_exitcode(status)
@@ -281,7 +280,7 @@ def named_flags(message: str, task: Task) -> Iterator[str]:
         yield f"--env-id {package.yours}:{task.env_id.split(':')[-1]}"
 
 
-def attempt(args: Args, task: Task) -> dict:
+def attempt(task: Task) -> dict:
     """The line of ids.csv."""
     begin = time.monotonic()
     kwargs = task.package.kwargs
@@ -291,7 +290,7 @@ def attempt(args: Args, task: Task) -> dict:
     while queue and len(results) < MOST_TRIES:
         flags = queue.pop(0)
         words = shlex.split(" ".join(merged(flags)))
-        result = call(train_and_play, task.script, *given, *words, timeout=args.timeout)
+        result = call(train_and_play, task.script, *given, *words)
         if result["outcome"] != REFUSED:
             break
         results.append(result)
@@ -306,7 +305,7 @@ def attempt(args: Args, task: Task) -> dict:
         if task.package.yours:
             env_id = f"{task.package.yours}:{env_id.split(':')[-1]}"
         own = [shlex.split(flag)[1] for flag in flags if flag.startswith("--env-kwargs")]
-        alone = call(play_at_random, env_id, [*own, kwargs][0], timeout=args.timeout)
+        alone = call(play_at_random, env_id, [*own, kwargs][0])
         if alone["outcome"] != "works":
             result = alone | {"outcome": BROKEN}
     return {
@@ -339,7 +338,7 @@ def tasks_of(args: Args, packages: list[Package]) -> list[Task]:
     """Every id with ppo_graph.py, about a tenth with each other script."""
     modules = sorted({each.yours or each.module for each in packages})
     with get_context("fork").Pool(args.workers) as pool:
-        found = pool.map(partial(call, ids_of, timeout=args.timeout), modules)
+        found = pool.map(partial(call, ids_of), modules)
     ids = dict(zip(modules, found))
     tasks = []
     for package in packages:
@@ -369,7 +368,7 @@ def main(args: Args) -> None:
     missing = [task for task in tasks if (task.name, f"{task.script}.py") not in done]
     print(f"{len(tasks)} runs, {len(missing)} of them are missing")
     with get_context("fork").Pool(args.workers) as pool, added(path, COLUMNS) as add:
-        for row in pool.imap_unordered(partial(attempt, args), missing):
+        for row in pool.imap_unordered(attempt, missing):
             add(row)
             words = (row["id"], row["script"], row["flags"], row["outcome"], row["message"][:150])
             print(*words, flush=True)

@@ -1125,7 +1125,7 @@ def test_scores_are_played_once(short_suites, tmp_path, monkeypatch):
     theirs = ["QMIX,random_8,128,256,0.57,,", "DCC,one_shot_random_8,128,128,,1,1"]
     text = "\n".join([",".join(raw_data.COLUMNS), *theirs, ""])
     (tmp_path / "theirs.csv").write_text(text)
-    args = scores.Args(tuple(SUITES), 2, (), str(tmp_path / "runs"), str(tmp_path))
+    args = scores.Args(tuple(SUITES), 2, str(tmp_path / "runs"), str(tmp_path))
     scores.main(args)
     rows = scores.read(tmp_path / "scores.csv")
     assert len(rows) == 2 * (3 + 2 * 2)

@@ -96,6 +96,8 @@ def check_observation(env, observation):
     work = dag_schedule.remaining_work(env)[env.jobs]
     np.testing.assert_allclose(np.expm1(8 * table["job_work"][hubs]), work, rtol=1e-3, atol=1e-3)
     np.testing.assert_allclose(np.expm1(8 * table["work"][hubs]), work, rtol=1e-3, atol=1e-3)
+    room = (left - np.array(env.assigned)[env.alive]) / env.free
+    np.testing.assert_allclose(table["room"][stages], np.clip(room, 0, 1), atol=1e-4)
     running = table["running"][hubs].sum() * env.num_executors
     np.testing.assert_allclose(running, sum(env.running), atol=1e-3)
     jobs = np.array(env.jobs)[env.job_row]

@@ -253,6 +253,7 @@ def test_episode_against_plain_loops(jobs, machines, low, seed, dispatch, edges,
         return [(op // machines, env.machine_of.flat[op]) for op in ops]
 
     shop = play_beside(env, seed, look)
+    assert low <= env.times.min() and env.times.max() <= 9
     assert env.first_bound == NaiveShop(shop.jobs, machines, dispatch).bound()[0]
 
 

@@ -431,6 +431,7 @@ def test_files_of_runs_become_two(results):
     run.main(dataclasses.replace(args, table=""))  # all tables
     for name in ("runs.csv", "curves.csv.gz"):
         assert (copy / name).read_bytes() == (table / name).read_bytes()
+    assert (copy / "curves.csv.gz").read_bytes()[4:8] == bytes(4)  # the time of packing
     (table / "runs").mkdir()
     (table / "runs" / "p_1.json").write_text('{"exit_code": 0, "seed": 5}')
     (table / "runs" / "p_1.csv").write_text("step\n7\n")
@@ -583,6 +584,19 @@ def test_pattern_without_runs(results, monkeypatch):
         report.load_all(dataclasses.replace(anew, table="t", systems=("ours_B*",)))
 
 
+def test_commit_of_changed_scripts(monkeypatch):
+    said = {"rev-parse": "0123456789", "status": " M cleanrl_graph/ppo_graph.py"}
+    monkeypatch.setattr(tables, "output", lambda *words: said[words[1]])
+    assert tables.commit(4) == "0123-dirty"
+    said["status"] = ""
+    assert tables.commit(4) == "0123"
+
+
+def test_an_id_counts_where_the_worst_of_its_runs_does():
+    rows = [{"id": "A", "outcome": each} for each in (zoo.TRAINS, zoo.REFUSED, zoo.WITH_FLAG)]
+    assert zoo.outcomes_of(rows) == {"A": zoo.REFUSED}
+
+
 def test_budget_of_runs():
     """What stands beside our rows."""
     runs = [{"steps": 499_712, "duration": 624}, {"steps": 499_712, "duration": 660}]
@@ -724,6 +738,8 @@ def test_gaps_of_job_shops(tmp_path, monkeypatch):
         for seed in (1, 2):
             own = {"suite": "flow3x2", "instance": name, "cost": env.bound * seed}
             rows.append(rows[0] | own | {"seed": seed, "costs": str(own["cost"])})
+    lone = {"suite": "l2d6x6", "instance": "l2d6x6-00", "cost": 543, "costs": "543"}
+    rows.append(rows[0] | lone)  # of a hundred
     tables.write(folder / "schedules.csv", tables.text_of(rows))
     job_shop.main(args)
     text = (folder / "table.md").read_text()
@@ -740,6 +756,7 @@ def test_gaps_of_job_shops(tmp_path, monkeypatch):
         "| flow3x2 | 50.0 | ",
     ]:
         assert line in text, line
+    assert "543" not in text
     found = [row["ta15x15"] + row["ta30x15"] for row in tables.read(folder / "table.csv")]
     assert found == ["10.000", "20.000", "5.000", "2.000", "15.000"]
 

@@ -17,6 +17,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -53,6 +54,8 @@ class Args:
     """folder of results.json and tables.md; rows that are in it are not measured again"""
     parts: Annotated[tuple[Literal["first", *PARTS], ...], tyro.conf.Positional] = ("first",)
     """parts, or "first": all of them"""
+    only: str = ""
+    """regular expression; only rows are measured that it is found in (`TABLE | KEY | KEY ...`)"""
     peers: str | None = None
     """folder with CleanRL's ppo.py"""
     commit: str | None = None
@@ -129,6 +132,7 @@ class Results:
                     "give another --out"
                 )
         flags = ["--peers", "PEERS"] * bool(args.peers) + ["--dry"] * args.dry
+        flags += ["--only", args.only] * bool(args.only)
         out = self.folder.resolve()
         name = out.relative_to(ROOT) if ROOT in out.parents else out.name
         self.command = f"bash benchmark/gpu.sh {shlex.join(['--out', str(name), *flags])}"
@@ -187,6 +191,7 @@ def table_of(rows: list[dict]) -> str:
 
 def measure(results: Results, rows: list[Row], args: Args) -> int:
     """Measures what is not in the files yet. The exit code."""
+    rows = [row for row in rows if re.search(args.only, row.name)]
     missing = [row for row in rows if not results.has(row)]
     print(f"{len(rows) - len(missing)} of {len(rows)} rows are there", flush=True)
     failed = 0

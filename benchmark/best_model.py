@@ -144,8 +144,7 @@ def main(args: Args) -> None:
         "Commands (with --seed):",
         "\n".join(f"    {each}" for each in dict.fromkeys(commands)),
     ]
-    (folder / "table.md").write_text("\n\n".join(parts) + "\n")
-    print((folder / "table.md").read_text())
+    tables.publish(folder, parts)
 
 
 if __name__ == "__main__":

@@ -36,8 +36,6 @@ class Args:
     """gif that is written"""
     seed: int = 4
     """of the episode"""
-    num_nodes: int = 100
-    """of the graph"""
 
 
 def picture(env: gym.Env, times: dict[int, int], now: int) -> Image.Image:
@@ -72,8 +70,7 @@ def picture(env: gym.Env, times: dict[int, int], now: int) -> Image.Image:
 
 def main(args: Args) -> None:
     torch.manual_seed(args.seed)
-    sizes = (args.num_nodes, args.num_nodes)
-    env = gym.make("cleanrl_graph.envs:GraphExplore-v0", num_nodes=sizes)
+    env = gym.make("cleanrl_graph.envs:GraphExplore-v0", num_nodes=(100, 100))
     space = env.observation_space["graph"]
     agent = ppo_lstm_sparse_mini.Agent(space, ppo_lstm_sparse_mini.Args())
     agent.load_state_dict(torch.load(args.weights, weights_only=True))

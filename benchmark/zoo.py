@@ -17,7 +17,6 @@ It appends to ids.csv in --results and skips what is there; table.md is made fro
 """
 
 import contextlib
-import csv
 import importlib.metadata
 import json
 import os
@@ -39,7 +38,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import tyro
-from tables import RESULTS, added, read
+from tables import RESULTS, added, markdown, read
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmark" / "zoo")]  # cleanrl_graph of this checkout
@@ -63,6 +62,7 @@ COLUMNS = tuple(
 )
 TRAINS, WITH_FLAG, REFUSED = "trains", "trains with a flag", "refused"
 BROKEN = "package fails"
+TIMEOUT = 180  # seconds for a process
 OURS = ("traceback", "killed", "timeout", "does not play")  # what should never be
 MOST_TRIES = 6  # of an id that is refused
 NUM_PLAYED = 20  # steps by load_policy, and of random actions
@@ -97,8 +97,6 @@ class Args:
     """folder of ids.csv and table.md"""
     workers: int = os.cpu_count() or 1
     """processes at a time"""
-    timeout: float = 180.0
-    """seconds for a process"""
 
 
 class Package(NamedTuple):
@@ -219,13 +217,13 @@ def preload() -> None:
     from cleanrl_graph.services import command, plot  # noqa: F401
 
 
-def call(function: Callable, *args, timeout: float) -> dict:
+def call(function: Callable, *args) -> dict:
     """What the function returns in a process of its own, in an empty folder."""
     with tempfile.TemporaryDirectory() as folder:
         pid = os.fork()
         if pid == 0:
             run_in(folder, function, args)
-        end = time.monotonic() + timeout
+        end = time.monotonic() + TIMEOUT
         status = None
         while status is None and time.monotonic() < end:
             time.sleep(0.05)
@@ -235,7 +233,7 @@ def call(function: Callable, *args, timeout: float) -> dict:
             os.killpg(pid, signal.SIGKILL)  # and what it has started
         if status is None:
             os.waitpid(pid, 0)
-            return {"outcome": "timeout", "message": f"not done after {timeout:g} s"}
+            return {"outcome": "timeout", "message": f"not done after {TIMEOUT} s"}
         if Path(folder, "result").exists():
             return json.loads(Path(folder, "result").read_text())
         code = os.waitstatus_to_exitcode(status)
@@ -282,7 +280,7 @@ def named_flags(message: str, task: Task) -> Iterator[str]:
         yield f"--env-id {package.yours}:{task.env_id.split(':')[-1]}"
 
 
-def attempt(args: Args, task: Task) -> dict:
+def attempt(task: Task) -> dict:
     """The line of ids.csv."""
     begin = time.monotonic()
     kwargs = task.package.kwargs
@@ -292,7 +290,7 @@ def attempt(args: Args, task: Task) -> dict:
     while queue and len(results) < MOST_TRIES:
         flags = queue.pop(0)
         words = shlex.split(" ".join(merged(flags)))
-        result = call(train_and_play, task.script, *given, *words, timeout=args.timeout)
+        result = call(train_and_play, task.script, *given, *words)
         if result["outcome"] != REFUSED:
             break
         results.append(result)
@@ -307,7 +305,7 @@ def attempt(args: Args, task: Task) -> dict:
         if task.package.yours:
             env_id = f"{task.package.yours}:{env_id.split(':')[-1]}"
         own = [shlex.split(flag)[1] for flag in flags if flag.startswith("--env-kwargs")]
-        alone = call(play_at_random, env_id, [*own, kwargs][0], timeout=args.timeout)
+        alone = call(play_at_random, env_id, [*own, kwargs][0])
         if alone["outcome"] != "works":
             result = alone | {"outcome": BROKEN}
     return {
@@ -332,9 +330,7 @@ def merged(flags: list[str]) -> list[str]:
 
 # ---- Tasks, and the table ----
 def packages_of(args: Args) -> list[Package]:
-    with open(args.list, newline="") as file:
-        lines = list(csv.DictReader(file))
-    packages = [Package(**line | {"most": int(line["most"])}) for line in lines]
+    packages = [Package(**line | {"most": int(line["most"])}) for line in read(Path(args.list))]
     return [each for each in packages if each.environment == args.environment]
 
 
@@ -342,7 +338,7 @@ def tasks_of(args: Args, packages: list[Package]) -> list[Task]:
     """Every id with ppo_graph.py, about a tenth with each other script."""
     modules = sorted({each.yours or each.module for each in packages})
     with get_context("fork").Pool(args.workers) as pool:
-        found = pool.map(partial(call, ids_of, timeout=args.timeout), modules)
+        found = pool.map(partial(call, ids_of), modules)
     ids = dict(zip(modules, found))
     tasks = []
     for package in packages:
@@ -372,7 +368,7 @@ def main(args: Args) -> None:
     missing = [task for task in tasks if (task.name, f"{task.script}.py") not in done]
     print(f"{len(tasks)} runs, {len(missing)} of them are missing")
     with get_context("fork").Pool(args.workers) as pool, added(path, COLUMNS) as add:
-        for row in pool.imap_unordered(partial(attempt, args), missing):
+        for row in pool.imap_unordered(attempt, missing):
             add(row)
             words = (row["id"], row["script"], row["flags"], row["outcome"], row["message"][:150])
             print(*words, flush=True)
@@ -382,13 +378,13 @@ def main(args: Args) -> None:
 def document(rows: list[dict]) -> str:
     """table.md."""
     rows = sorted(rows, key=lambda row: (row["package"].lower(), row["id"], row["script"]))
-    columns = ("as they are", "with a flag", "refused", "other", "package fails", "runs")
-    lines = ["| package | version | ids | " + " | ".join(columns) + " |", "| --- " * 9 + "|"]
+    lines = [["package", "version", "ids", "as they are", "with a flag", "refused", "other"]]
+    lines[0] += ["package fails", "runs"]
     packages = {row["package"]: row["version"] for row in rows}
     for name, version in packages.items():
         own = [row for row in rows if row["package"] == name]
-        lines.append(f"| {name} | {version} | {numbers(own)} |")
-    lines.append(f"| **all {len(packages)}** | | {numbers(rows)} |")
+        lines.append([name, version, *numbers(own)])
+    lines.append([f"**all {len(packages)}**", "", *numbers(rows)])
     outcomes = Counter(outcomes_of(rows).values())
     num_working = sum(outcomes.values()) - outcomes[BROKEN]
     both = outcomes[TRAINS] + outcomes[WITH_FLAG]
@@ -403,7 +399,7 @@ def document(rows: list[dict]) -> str:
         f"as they are, {share(both)} as they are or with a flag that the printed sentence names. "
         "An id counts where the worst of its runs does. Largest collection mismatch: "
         f"{worst:.1e}. [Each run](ids.csv).",
-        "\n".join(lines),
+        markdown(lines),
         NOTE,
         *list_of("With a flag", chosen(WITH_FLAG), "flags"),
         *list_of("Refused", chosen(REFUSED), "message"),
@@ -422,12 +418,12 @@ def outcomes_of(rows: list[dict]) -> dict[str, str]:
     return {name: min(outcomes, key=order.index) for name, outcomes in found.items()}
 
 
-def numbers(rows: list[dict]) -> str:
+def numbers(rows: list[dict]) -> list[str]:
     """The cells of a line of the table."""
     count = Counter(outcomes_of(rows).values())
     other = sum(count[name] for name in OURS)
     cells = [count[TRAINS], count[WITH_FLAG], count[REFUSED], other, count[BROKEN], len(rows)]
-    return " | ".join(str(cell or "") for cell in [count.total(), *cells])
+    return [str(cell or "") for cell in [count.total(), *cells]]
 
 
 def list_of(title: str, rows: list[dict], column: str) -> list[str]:

@@ -7,8 +7,8 @@
     tests     all tests that need a CUDA device
 
 DIR/results.json (raw) and DIR/tables.md are written anew after every row, and rows that are in DIR
-are left out. Exit code: 0 all rows are there, 1 a row failed or there is no CUDA device, 3 time was
-up with rows left: the same command goes on.
+are left out: after Ctrl-C the same command goes on. Exit code 1 if a row failed or there is no CUDA
+device.
 """
 
 import concurrent.futures
@@ -38,12 +38,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "benchmark" / name) for name in ("speed", "")]
 import beside  # noqa: E402
 from cartpole_vs_cleanrl import CHANGES, changed  # noqa: E402
-from tables import COMMITTED, commit, cpu_name, output, put, write  # noqa: E402
+from tables import COMMITTED, commit, cpu_name, markdown, output, put, write  # noqa: E402
 
 from cleanrl_graph.services.plot import scalars  # noqa: E402
 
 PARTS = ("checks", "kernels", "profile", "sps", "tests")
-FAILED, LEFT = 1, 3
+FAILED = 1
 DRY = "dry: CPU, sizes of a try"
 PACKAGES = ("torch-geometric", "gymnasium", "numpy")
 
@@ -54,8 +54,6 @@ class Args:
     """folder of results.json and tables.md; rows that are in it are not measured again"""
     parts: Annotated[tuple[Literal["first", *PARTS], ...], tyro.conf.Positional] = ("first",)
     """parts, or "first": all of them"""
-    minutes: float = 10.0
-    """no row is begun after this time"""
     only: str = ""
     """regular expression; only rows are measured that it is found in (`TABLE | KEY | KEY ...`)"""
     peers: str | None = None
@@ -139,12 +137,9 @@ class Results:
         name = out.relative_to(ROOT) if ROOT in out.parents else out.name
         self.command = f"bash benchmark/gpu.sh {shlex.join(['--out', str(name), *flags])}"
 
-    def rows(self, part: str) -> list[dict]:
-        return self.parts.get(part, {"rows": []})["rows"]
-
     def has(self, row: Row) -> bool:
         """Whether it was measured; what failed, or could not be run, is tried again."""
-        same = self.rows(row.part)
+        same = self.parts.get(row.part, {"rows": []})["rows"]
         if row.part != "tests":  # one row here, and as many there as there are tests
             same = [r for r in same if (r["table"], r["key"]) == (row.table, row.key)]
         return bool(same) and not any(found["note"] for found in same)
@@ -164,21 +159,10 @@ class Results:
             rows[places.index((row.table, row.key))] = entry
         else:
             rows.append(entry)
-        self.save(row.part)
+        write(self.path, json.dumps(self.parts, indent=1))
+        put(f"{self.folder}/tables.md#{row.part}", self.page(row.part))
 
-    def save(self, part: str) -> None:
-        """A line of results.json per row, machine or command."""
-        texts = []
-        for name, content in self.parts.items():
-            lists = []
-            for kind, values in content.items():
-                lines = ",\n".join(f"   {json.dumps(value)}" for value in values)
-                lists.append(f'  "{kind}": [\n{lines}\n  ]')
-            texts.append(f' "{name}": {{\n' + ",\n".join(lists) + "\n }")
-        write(self.path, "{\n" + ",\n".join(texts) + "\n}\n")
-        put(f"{self.folder}/tables.md#{part}", self.markdown(part))
-
-    def markdown(self, part: str) -> str:
+    def page(self, part: str) -> str:
         """Commands, machines, and one table per heading, in the order in which they were begun."""
         content = self.parts[part]
         lines = [f"    {command}" for command in content["commands"]] + [""]
@@ -188,30 +172,29 @@ class Results:
         lines += [f"# {TITLES[part]}", ""]
         for table in dict.fromkeys(row["table"] for row in content["rows"]):
             own = [row for row in content["rows"] if row["table"] == table]
-            lines += [f"## {table}", "", *self.table(own), ""]
+            lines += [f"## {table}", "", table_of(own), ""]
         return "\n".join([*lines, NOTES.get(part, ""), ""])
 
-    def table(self, rows: list[dict]) -> list[str]:
-        """Markdown lines; a column "note" only if there is one."""
-        keys = list(dict.fromkeys(name for row in rows for name in row["key"]))
-        names = dict.fromkeys(name for row in rows for name in row["figures"])
-        figures = [name for name in names if not name.startswith("_")]
-        notes = ["note"] if any(row["note"] for row in rows) else []
-        lines = [[*keys, *figures, *notes], ["---"] * len(keys + figures + notes)]
-        for row in rows:
-            known = row["key"] | row["figures"]
-            cells = [cell(known.get(name)) for name in keys + figures]
-            lines.append([*cells, *([row["note"]] if notes else [])])
-        texts = [" | ".join(value.replace("|", "/") for value in line) for line in lines]
-        return [f"| {text} |" for text in texts]
+
+def table_of(rows: list[dict]) -> str:
+    """Markdown; a column "note" only if there is one."""
+    titles = list(dict.fromkeys(name for row in rows for name in row["key"]))
+    names = dict.fromkeys(name for row in rows for name in row["figures"])
+    titles += [name for name in names if not name.startswith("_")]
+    titles += ["note"] * any(row["note"] for row in rows)
+    lines = [titles]
+    for row in rows:
+        known = row["key"] | row["figures"] | {"note": row["note"]}
+        lines.append([cell(known.get(name)).replace("|", "/") for name in titles])
+    return markdown(lines)
 
 
 def measure(results: Results, rows: list[Row], args: Args) -> int:
     """Measures what is not in the files yet. The exit code."""
-    deadline = time.monotonic() + 60 * args.minutes
-    missing = [row for row in rows if re.search(args.only, row.name) and not results.has(row)]
-    print(f"{len(rows) - len(missing)} of {len(rows)} rows are there, or not asked for", flush=True)
-    failed = left = 0
+    rows = [row for row in rows if re.search(args.only, row.name)]
+    missing = [row for row in rows if not results.has(row)]
+    print(f"{len(rows) - len(missing)} of {len(rows)} rows are there", flush=True)
+    failed = 0
     # Those of the checks beside each other: they tell no times
     with concurrent.futures.ThreadPoolExecutor(max(1, num_workers() // 2)) as pool:
         begun = {}
@@ -220,9 +203,6 @@ def measure(results: Results, rows: list[Row], args: Args) -> int:
                 begun[row.name] = pool.submit(row.measure)
         for row in missing:
             start, figures, note = time.monotonic(), {}, ""
-            if start > deadline:
-                left += 1
-                continue
             try:
                 figures = begun[row.name].result() if row.name in begun else row.measure()
             except NotHere as reason:
@@ -239,9 +219,7 @@ def measure(results: Results, rows: list[Row], args: Args) -> int:
             texts = [f"{name} {cell(x)}" for name, x in figures.items() if not name.startswith("_")]
             shown = note or ", ".join(texts)
             print(f"{time.monotonic() - start:5.1f} s  {row.name}: {shown}", flush=True)
-    if left:
-        print(f"time is up, {left} rows are left; the same command continues")
-    return FAILED if failed else LEFT if left else 0
+    return FAILED if failed else 0
 
 
 # ---- Trainings ----
@@ -433,41 +411,37 @@ def add_tests(results: Results, found: dict) -> int:
 # ---- Rows ----
 def all_rows(args: Args) -> list[Row]:
     """In the order in which they are measured; in a try some of each part."""
-    rows = [Row("checks", "The machine", {"what": "machine"}, functools.partial(compiler, args))]
+    rows = []
+
+    def add(part: str, table: str, key: dict, function: Callable, *given: Any) -> None:
+        rows.append(Row(part, table, key, functools.partial(function, args, *given)))
+
+    add("checks", "The machine", {"what": "machine"}, compiler)
     for script, tasks in CHECKS.items():
         for task in tasks:
             key = {"script": f"{script}.py", "environment": task}
-            rows.append(
-                Row("checks", "Updates", key, functools.partial(updates, args, script, task))
-            )
+            add("checks", "Updates", key, updates, script, task)
     rows += kernel_rows(args)
     workers = {"PoissonGraph-v0": num_workers(), "JobShop-v0": num_workers()}
+    workers = {} if args.dry else workers
+    sizes = (4, 16) if args.dry else (256, 32)
+    title = "{} environments, rollouts of {} steps, 4 epochs of 4 minibatches".format(*sizes)
     for task in ("CartPole-v1", "JobShop-v0"):
-        num = 0 if args.dry else workers.get(task, 0)
-        sizes = (4, 16) if args.dry else (256, 32)
-        title = "{} environments, rollouts of {} steps, 4 epochs of 4 minibatches".format(*sizes)
+        num = workers.get(task, 0)
         key = {"environment": task, "script": "ppo_graph.py", "workers": num}
         flags = flags_of(task, "ppo_graph", *sizes, num)
-        rows.append(
-            Row("profile", title, key, functools.partial(profile, args, "ppo_graph", flags))
-        )
-    for num_envs, num_steps in ((4, 16), (2, 16)) if args.dry else ((512, 32), (64, 128)):
-        is_large = num_envs in (512, 4)
-        for task, (_, scripts) in (
-            TASKS.items() if is_large else [("CartPole-v1", TASKS["CartPole-v1"])]
-        ):
-            num = 0 if args.dry else workers.get(task, 0)
-            key = lambda system: dict(
-                system=system, environments=num_envs, steps=num_steps, workers=num
-            )
-            for script in scripts:
-                flags = flags_of(task, script, num_envs, num_steps, num)
-                work = functools.partial(sps, args, script, flags)
-                rows.append(Row("sps", task, key(f"{script}.py"), work))
+        add("profile", title, key, profile, "ppo_graph", flags)
+    large, small = ((4, 16), (2, 16)) if args.dry else ((512, 32), (64, 128))
+    for sizes, tasks in ((large, [*TASKS]), (small, ["CartPole-v1"])):
+        for task in tasks:
+            num = workers.get(task, 0)
+            about = dict(zip(("environments", "steps"), sizes)) | {"workers": num}
+            for script in TASKS[task][1]:
+                flags = flags_of(task, script, *sizes, num)
+                add("sps", task, {"system": f"{script}.py"} | about, sps, script, flags)
             if task == "CartPole-v1":
-                work = functools.partial(cleanrl, args, num_envs, num_steps)
-                rows.append(Row("sps", task, key("CleanRL ppo.py"), work))
-    rows.append(Row("tests", "Tests", {"test": "all"}, functools.partial(run_tests, args)))
+                add("sps", task, {"system": "CleanRL ppo.py"} | about, cleanrl, *sizes)
+    add("tests", "Tests", {"test": "all"}, run_tests)
     chosen = PARTS if "first" in args.parts else args.parts
     rows = [row for row in rows if row.part in chosen]
     if args.dry:  # two of each table

@@ -2,7 +2,7 @@
 data say of other methods (theirs.csv, from raw_data.py).
 
     python benchmark/pogema/scores.py                 # plays what is missing
-    python benchmark/pogema/scores.py --suites random_32 --tasks 8 --models rest=model.pt
+    python benchmark/pogema/scores.py --suites random_32 --tasks 8
 
 Into benchmark/results/pogema it writes a section of tables.md and scores.csv, a row for each
 system, seed, suite and mode, written as soon as it is played and never played again. `values` are
@@ -65,29 +65,19 @@ class Args:
     """suites of Pogema-v0 to play"""
     tasks: int = 128
     """tasks of each suite"""
-    models: tuple[str, ...] = ()
-    """NAME=model.pt beside those of --runs"""
     runs: str = str(RUN_DIR / "pogema")
     """folder of the runs of pogema.sh"""
     results: str = str(RESULTS / "pogema")
     """folder of the tables"""
-    modes: tuple[str, ...] = ("sampled", "greedy")
-    """how policies act: moves are sampled, or the most likely ones"""
 
 
 def systems_of(args: Args) -> list[tuple[str, str, str, str]]:
     """(system, seed, mode, model.pt) of all that is played; rules have no model."""
     systems = [(rule, "", "", "") for rule in RULES]
-    models = []
     for path in sorted(Path(args.runs).glob("*_Pogema-v0_s*/**/model.pt")):
         run = path.relative_to(args.runs).parts[0]
         name, seed = re.match(r"(.*)_Pogema-v0_s(\d+)_", run).groups()
-        models.append((name, seed, str(path)))
-    for model in args.models:
-        name, path = model.split("=", 1)
-        models.append((name, "", path))
-    for name, seed, path in models:
-        systems += [(name, seed, mode, path) for mode in args.modes]
+        systems += [(name, seed, mode, str(path)) for mode in ("sampled", "greedy")]
     return systems
 
 

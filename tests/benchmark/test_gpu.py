@@ -38,8 +38,7 @@ def raises(error):
 
 def test_rows_are_measured_once(tmp_path, capsys, monkeypatch):
     """What failed, or could not be run, is tried again; what was measured is left out. Rows can be
-    chosen, and are left when the time is up. Tries and measurements do not mix; without a device
-    nothing is measured."""
+    chosen. Tries and measurements do not mix; without a device nothing is measured."""
     args = measure.Args(out=str(tmp_path), dry=True)
     rows = rows_of(
         good=lambda: {"ms": 1234.5, "us": 0.01234, "_raw": [1, 2]},
@@ -66,10 +65,9 @@ def test_rows_are_measured_once(tmp_path, capsys, monkeypatch):
     assert measure.measure(measure.Results(args), again, args) == 0
     assert "| bad | 1,000 | 2 |  |  |" in (tmp_path / "tables.md").read_text()
     assert "1 of 3 rows are there" in capsys.readouterr().out
-    args = measure.Args(out=str(tmp_path / "b"), dry=True, only="T . [bc] ", minutes=0)
-    rows = rows_of(a=dict, b=dict, c=dict)
-    assert measure.measure(measure.Results(args), rows, args) == measure.LEFT
-    assert "time is up, 2 rows are left" in capsys.readouterr().out
+    args = measure.Args(out=str(tmp_path / "b"), dry=True, only="T . [bc] ")
+    assert measure.measure(measure.Results(args), rows_of(a=dict, b=dict, c=dict), args) == 0
+    assert "0 of 2 rows are there" in capsys.readouterr().out
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert measure.main(measure.Args(out=str(tmp_path / "c"))) == measure.FAILED
     assert "no CUDA device is available here" in capsys.readouterr().err

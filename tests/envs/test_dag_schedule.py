@@ -96,6 +96,8 @@ def check_observation(env, observation):
     work = dag_schedule.remaining_work(env)[env.jobs]
     np.testing.assert_allclose(np.expm1(8 * table["job_work"][hubs]), work, rtol=1e-3, atol=1e-3)
     np.testing.assert_allclose(np.expm1(8 * table["work"][hubs]), work, rtol=1e-3, atol=1e-3)
+    room = (left - np.array(env.assigned)[env.alive]) / env.free
+    np.testing.assert_allclose(table["room"][stages], np.clip(room, 0, 1), atol=1e-4)
     running = table["running"][hubs].sum() * env.num_executors
     np.testing.assert_allclose(running, sum(env.running), atol=1e-3)
     jobs = np.array(env.jobs)[env.job_row]
@@ -156,7 +158,7 @@ def test_shaped_rewards_differ_by_what_the_jobs_determine(load):
     and the jobs move it less."""
     plain, shaped = (DagScheduleEnv(load=load, shaped=on) for on in (False, True))
     returns = []
-    for seed in range(8):
+    for seed in range(6):
         shaped.reset(seed=seed)
         first = dag_schedule.fluid_job_seconds(shaped) / shaped.reward_unit
         returns.append([play(env, seed, "weighted fair")[0] for env in (plain, shaped)])

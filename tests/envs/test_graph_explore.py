@@ -201,13 +201,13 @@ def test_find_target_decoys_and_cue():
 
 
 def test_reference_scores_of_the_docstring():
-    scores = reference_scores(60)
+    scores = reference_scores(40)
     expected = {"random walk": 0.225, "non-backtracking": 0.387, "least recent": 0.645}
     expected |= {"depth first": 0.686, "nearest frontier": 0.728, "bound": 1.0}
     assert {name: mean for name, (mean, _) in scores.items()} == pytest.approx(expected, abs=0.05)
     assert scores["depth first"][0] > 1.5 * scores["non-backtracking"][0]
 
-    scores = reference_scores(60, task="find")
+    scores = reference_scores(40, task="find")
     blind = max(mean for name, (mean, _) in scores.items() if "blind" in name)
     knowing = min(mean for name, (mean, _) in scores.items() if "blind" not in name)
     assert blind < 0 < knowing < scores["shortest way"][0] == pytest.approx(0.964, abs=0.01)

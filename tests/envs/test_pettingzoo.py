@@ -56,7 +56,8 @@ class Arena:
         agents, terminated, truncated = self.steps[self.t]
         self.t += 1
         seen = dict.fromkeys([*self.agents, *agents])
-        rewards = {agent: self.names.index(agent) + float(actions[agent]) for agent in self.agents}
+        earned = lambda agent: self.names.index(agent) + float(actions[agent])
+        rewards = {agent: earned(agent) for agent in reversed(self.agents)}  # not in their order
         ends = [{agent: agent in who for agent in self.agents} for who in (terminated, truncated)]
         self.agents = list(agents)
         return {agent: self.observe(agent) for agent in seen}, rewards, *ends, {}

@@ -92,17 +92,18 @@ def test_test_sets_are_those_of_the_attention_model(num):
 
 
 def test_published_lengths_of_the_rules():
-    """All 10,000 instances of 20 cities: 4.50 and 3.93 in Kool et al. 2019, table 1."""
+    """The first 2,500 of the 10,000 instances of 20 cities; in Kool et al. 2019, table 1, all have
+    4.50 and 3.93."""
     lengths = []
-    for places in routes.tsp_test_set(20):
+    for places in routes.tsp_test_set(20)[:2500]:
         distances = distances_of(places)
         tours = routes.nearest_neighbour(distances), routes.farthest_insertion(distances)
         lengths.append([length_of(distances, tour) for tour in tours])
-    assert np.round(np.mean(lengths, 0), 2) == pytest.approx([4.50, 3.93])
+    assert np.mean(lengths, 0) == pytest.approx([4.50, 3.93], abs=0.01)
 
 
 def test_choosing_the_nearest_city_is_the_nearest_neighbour_rule():
-    env = make("TSP-v0", cities=(5, 20, 50))
+    env = make("TSP-v0", cities=(5, 12, 20))
 
     def nearest(observation):
         graph, mask = observation["graph"], observation["action_mask"]
@@ -110,21 +111,15 @@ def test_choosing_the_nearest_city_is_the_nearest_neighbour_rule():
         return int(graph.edge_links[is_near, 1][graph.edges[is_near, 0].argmin()])
 
     sizes = set()
-    for seed in range(20):
+    for seed in range(12):
         total, info = play(env, nearest, seed)
         assert info["eval"] == pytest.approx({"length": -total, "nearest neighbour": -total})
-        sizes.add(len(env.places))
-    assert sizes == {5, 20, 50}
-
-
-def test_tours_visit_each_city_once():
-    env, rng = make("TSP-v0", cities=(9,)), np.random.default_rng(0)
-    for seed in range(20):
-        total, info = play(env, at_random(rng), seed)
-        assert env.route[0] == env.route[-1] == 0
-        assert sorted(env.route[:-1]) == list(range(9))
+        num = len(env.places)
+        assert env.route[0] == env.route[-1] == 0 and sorted(env.route[:-1]) == list(range(num))
         way = env.places[env.route]
         assert -total == pytest.approx(np.hypot(*np.diff(way, axis=0).T).sum())
+        sizes.add(num)
+    assert sizes == {5, 12, 20}
 
 
 def test_capacity_is_kept():
@@ -144,7 +139,7 @@ def test_capacity_is_kept():
         )
         return at_random(rng)(observation)
 
-    for seed in range(30):
+    for seed in range(12):
         total, info = play(env, choose, seed)
         num = len(env.places) - 1
         sizes.add(num)
@@ -198,7 +193,7 @@ def test_insertion_begins_with_the_hull_and_reaches_the_optimum():
     """An optimal tour visits the corners of the hull in their order. Some order of insertions finds
     it in the most of these instances, and none finds a shorter one."""
     env, found = make("TSPInsert-v0", cities=(7,)), []
-    for seed in range(20):
+    for seed in range(12):
         env.reset(seed=seed)
         best = min(all_lengths(env.places))
         left = env.left.tolist()
@@ -277,12 +272,12 @@ def test_what_an_insertion_shows():
                 ]
                 assert edge == pytest.approx(np.array(expected, float), abs=1e-6)
             regret = np.where(observation["action_mask"], nodes[:, 5], -1)
-            city = int(regret.argmax()) if seed == 0 else at_random(rng)(observation)
+            city = int(regret.argmax()) if seed < 4 else at_random(rng)(observation)
             before = env.length_by_rule()
             observation, reward, *_ = env.step(city)
             assert reward == pytest.approx(100 * (before - env.length_by_rule()) / env.rule)
             assert sorted(env.tour) == sorted([*tour, city])
-            assert reward == pytest.approx(0, abs=1e-9) or seed > 0
+            assert reward == pytest.approx(0, abs=1e-9) or seed == 4
 
 
 def by_savings(env, routes):

@@ -10,6 +10,7 @@ a reset_mask. NEXT_STEP: the observation is the last one, the next call ignores 
 returns the first one of the next episode: `Step.is_step` says that this row is none.
 """
 
+import contextlib
 import importlib
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -47,8 +48,8 @@ def wrong_flags(script: ModuleType, args: Any) -> Iterator[str]:
     if args.wrap:
         yield f"{FLAG}: --wrap wraps single environments; a function can wrap the VectorEnv"
     if has_function(args):
-        for name in ("eval_suite", "capture_video"):
-            if getattr(args, name):
+        for name in ("eval_suite", "capture_video", "demos", "record"):
+            if getattr(args, name, None):
                 flag = f"--{name.replace('_', '-')}"
                 yield f"{FLAG}: {flag} needs single environments, of which {args.env_id} makes none"
     name = script.__name__.rpartition(".")[2]
@@ -103,6 +104,12 @@ def make(args: Any, num_envs: int = 0) -> VectorEnv:
     return env
 
 
+def one_of(script: ModuleType, args: Any) -> Any:
+    """What has the spaces of one environment of the VectorEnv that a function makes."""
+    with contextlib.closing(VectorEnvs(script, make(args, 1), args)) as envs:
+        return SimpleNamespace(observation_space=envs.space, action_space=envs.action_space)
+
+
 def info_of(info: dict, i: int) -> dict:
     """What the infos of N environments say of environment i. gymnasium has an array for each name
     and beside it, with an underscore, which environments have it."""
@@ -114,12 +121,13 @@ def info_of(info: dict, i: int) -> dict:
 
 
 class InfoMask(VectorWrapper):
-    """Moves info["action_mask"], [N, options], into the observation, as key "action_mask" (beside
-    key "obs", or those of a Dict). Where info has none all actions are allowed, as in a last
-    observation, of which only the value is needed."""
+    """Moves info[name], masks of actions [N, options], into the observation, as key "action_mask"
+    (beside key "obs", or those of a Dict). A last observation gets ones: only its value is
+    needed."""
 
-    def __init__(self, env: VectorEnv):
+    def __init__(self, env: VectorEnv, name: str):
         super().__init__(env)
+        self.name = name
         space = env.single_observation_space
         size = wrappers.num_options(env.single_action_space)
         masks = spaces.MultiBinary(size)
@@ -127,29 +135,35 @@ class InfoMask(VectorWrapper):
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.masks = np.ones((self.num_envs, size), np.int8)
 
-    def with_masks(self, obs: Any, info: dict, is_new: Any = slice(None)) -> Any:
-        """The observations with masks, of which those that are new are in info."""
-        masks = self.masks = self.masks.copy()
-        masks[is_new] = 1
-        if "action_mask" in info:
-            found = np.asarray(info["action_mask"])
-            if found.shape != masks.shape:
-                problem = f"info['action_mask'] has the shape {found.shape}, not {masks.shape}"
-                raise gym.error.Error(problem)
-            has_mask = info.get("_action_mask", np.ones(self.num_envs, bool))
-            masks[has_mask] = found[has_mask]
-        return wrappers.with_key(self.env.single_observation_space, obs, "action_mask", masks)
+    def with_masks(self, obs: Any, info: dict, is_new: np.ndarray, is_last: np.ndarray) -> Any:
+        """The observations with masks. Those of the new ones are in info, but for last ones."""
+        found = np.asarray(info.get(self.name, self.masks))
+        has_mask = info.get(f"_{self.name}", np.full(self.num_envs, self.name in info))
+        if found.shape != self.masks.shape:
+            found, needed = found.shape, self.masks.shape
+            raise gym.error.Error(f"info['{self.name}'] has the shape {found}, not {needed}")
+        if not (has_mask | is_last | ~is_new).all():
+            i = int(np.argmin(has_mask | is_last | ~is_new))
+            raise gym.error.Error(f"env {i} of it: info lacks {self.name}")
+        masks = np.where(is_last[:, None], 1, self.masks)
+        self.masks = np.where((is_new & has_mask)[:, None], found, masks)
+        return wrappers.with_key(self.env.single_observation_space, obs, "action_mask", self.masks)
 
     def reset(self, *, seed: Any = None, options: dict | None = None) -> tuple:
-        is_new = (options or {}).get("reset_mask", slice(None))
+        every = np.ones(self.num_envs, bool)
+        is_new = (options or {}).get("reset_mask", every)
         obs, info = self.env.reset(seed=seed, options=options)
-        return self.with_masks(obs, info, is_new), info
+        return self.with_masks(obs, info, is_new, ~every), info
 
     def step(self, actions: Any) -> tuple:
         obs, reward, terminated, truncated, info = self.env.step(actions)
+        ends = np.asarray(terminated) | np.asarray(truncated)
+        every = np.ones(self.num_envs, bool)
+        if self.env.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP:
+            ends = ~every  # all observations are first ones or in the middle
         if "final_obs" in info:
             info = info | {"final_obs": self.with_ones(info["final_obs"])}
-        return self.with_masks(obs, info), reward, terminated, truncated, info
+        return self.with_masks(obs, info, every, ends), reward, terminated, truncated, info
 
     def with_ones(self, finals: Any) -> Any:
         """Last observations, one by one."""
@@ -160,6 +174,16 @@ class InfoMask(VectorWrapper):
             if obs is not None:
                 rows[i] = wrappers.with_key(space, obs, "action_mask", mask)
         return rows
+
+
+def name_of_mask(env: VectorEnv, info: dict) -> str | None:
+    """The name of the masks of actions in the first infos, if there are any that fit. What is
+    called action_mask and does not fit is found later."""
+    size = wrappers.num_options(env.single_action_space)
+    for name in filter(info.__contains__, wrappers.MASKS if size else ()):
+        if name == "action_mask" or np.shape(info[name]) == (env.num_envs, size):
+            return name
+    return None
 
 
 class Record(gym.wrappers.RecordEpisodeStatistics):
@@ -187,11 +211,19 @@ class VectorEnvs:
         self.first = first
         self.num_steps = 0
         self.num_skipped = 0  # rows that were no steps
+        # Of two rows of an environment one is a step, so that each minibatch has some, on each rank
+        most = args.num_envs * (args.num_steps // 2)
+        if self.mode is AutoresetMode.NEXT_STEP and args.num_minibatches > most:
+            raise UsageError(
+                f"--num-minibatches {args.num_minibatches}: a rollout of {args.num_envs} x "
+                f"{args.num_steps} rows may have no more than {most} steps, as the row after an "
+                "episode's end is none with AutoresetMode.NEXT_STEP"
+            )
         space = env.single_observation_space
         if not (isinstance(space, spaces.Dict) and "action_mask" in space.keys()):
             _, info = self.call(env.reset)
-            if "action_mask" in info:
-                env = InfoMask(env)
+            name = name_of_mask(env, info)
+            env = InfoMask(env, name) if name else env
         self.env = RecordEpisodeStatistics(env)
         self.envs = [Record(self.env, i) for i in range(self.num_envs)]
         self.metric_names = None  # of the last episode
@@ -246,6 +278,10 @@ class VectorEnvs:
         is_step = np.ones(self.num_envs, bool)
         if self.mode is AutoresetMode.NEXT_STEP:
             is_step = ~ends
+            again = ends & self.ended
+            if again.any():
+                i = int(again.argmax())
+                raise UsageError(f"{self.place(i)}: an episode ends with its first observation")
             # A memory begins anew after the row that was no step
             terminated = terminated | self.ended
             self.num_skipped += int(self.ended.sum())

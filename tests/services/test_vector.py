@@ -215,7 +215,8 @@ class Wrong(SyncVectorEnv):
 
     def reset(self, **kwargs):
         obs, info = super().reset(**kwargs)
-        return obs, (info | {"action_mask": np.ones((3, 5))} if self.what == "mask" else info)
+        masks = {"mask": np.ones((3, 5)), "lost mask": np.ones((3, 2), np.int8)}
+        return obs, (info | {"action_mask": masks[self.what]} if self.what in masks else info)
 
     def step(self, actions):
         obs, reward, *rest = super().step(actions)
@@ -248,6 +249,7 @@ WRONG = {
     "dtype": "leaf 'task', step 1: dtype float64",
     "number": r"leaf 'task', step 1: .* shape \(2,\)",
     "mask": r"the VectorEnv, step 0, reset: .* \(3, 5\), not \(3, 2\)",
+    "lost mask": "the VectorEnv, step 1, step: .*env 0 of it: info lacks action_mask",
     "late mask": "step 1: info has an action_mask, the first reset had none",
     "reward": "env 2, step 1: reward is inf",
     "mode": r"metadata\['autoreset_mode'\] is None",
@@ -269,6 +271,7 @@ def test_what_is_not_declared_is_a_sentence(what, tmp_path):
         ("graph", dict(env_id="VectorWalk-v0"), "vector entry point"),
         ("graph", dict(env_kwargs=[{}, {}]), "not a list"),
         ("graph", dict(num_workers=2), "leave out --num-workers"),
+        ("graph", dict(num_steps=2, num_minibatches=4), "no more than 3 steps"),
         ("graph", dict(wrap=("z:uniform:2",)), "--wrap wraps single"),
         ("graph", dict(eval_suite="all"), "--eval-suite needs single environments"),
         ("graph", dict(capture_video=True), "--capture-video needs single environments"),

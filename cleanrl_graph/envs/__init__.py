@@ -9,6 +9,8 @@ import gymnasium as gym
 def register(env_id: str, entry_point: str, **kwargs: Any) -> None:
     """Makes an environment of this package known to gymnasium."""
     if env_id not in gym.registry:
+        if "vector_entry_point" in kwargs:
+            kwargs["vector_entry_point"] = f"{__name__}.{kwargs['vector_entry_point']}"
         gym.register(env_id, entry_point=f"{__name__}.{entry_point}", **kwargs)
 
 
@@ -27,7 +29,11 @@ register("NearestToMarked-v0", "toy:NearestToMarkedEnv")
 register("TSP-v0", "routes:TSPEnv")
 register("TSPInsert-v0", "routes:TSPInsertEnv")
 register("CVRP-v0", "routes:CVRPEnv")
-register("VertexCover-v0", "vertex_cover:VertexCoverEnv")
+register(
+    "VertexCover-v0",
+    "vertex_cover:VertexCoverEnv",
+    vector_entry_point="vertex_cover_vector:VertexCoverVectorEnv",
+)
 register("PairNodes-v0", "toy:PairNodesEnv")
 register("SkillGraph-v0", "toy:SkillGraphEnv")
 register(

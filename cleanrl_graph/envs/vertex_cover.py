@@ -20,13 +20,30 @@ NUM_TESTS = 100
 
 
 def draw_below(rng, num):
-    """Returns a whole number below `num`, drawn from the generator's bytes as networkx does it."""
+    """Returns a whole number below `num`, drawn as networkx does it: from the first of the four
+    bytes of 32 random bits on, as many as are needed."""
     num_bits = num.bit_length()
     num_bytes = -(-num_bits // 8)
     drawn = num
     while drawn >= num:
-        drawn = int.from_bytes(rng.bytes(num_bytes), "big") >> (8 * num_bytes - num_bits)
+        some = int(rng.integers(2**32)).to_bytes(4, "little")[:num_bytes]
+        drawn = int.from_bytes(some, "big") >> (8 * num_bytes - num_bits)
     return drawn
+
+
+@lru_cache(maxsize=None)
+def ring(num_nodes, degree):
+    """Returns the edges of a ring in which each node is linked to the `degree` nearest ones, and
+    the same as a matrix, a byte of 0 or 1 for each pair of nodes."""
+    edges = [
+        (i, (i + distance) % num_nodes)
+        for distance in range(1, degree // 2 + 1)
+        for i in range(num_nodes)
+    ]
+    is_linked = bytearray(num_nodes**2)
+    for i, k in edges:
+        is_linked[num_nodes * i + k] = is_linked[num_nodes * k + i] = 1
+    return edges, is_linked
 
 
 def small_world(rng, num_nodes, degree=4, rewired=0.3):
@@ -34,30 +51,24 @@ def small_world(rng, num_nodes, degree=4, rewired=0.3):
     1998): each node of a ring is linked to the `degree` nearest ones, then each edge gets another
     end with probability `rewired`. Draws as networkx.watts_strogatz_graph(num_nodes, degree,
     rewired, seed=rng) does."""
-    neighbours = [set() for _ in range(num_nodes)]
-    ring = [
-        (i, (i + distance) % num_nodes)
-        for distance in range(1, degree // 2 + 1)
-        for i in range(num_nodes)
-    ]
-    for i, k in ring:
-        neighbours[i].add(k)
-        neighbours[k].add(i)
-    for i, k in ring:
+    edges, is_linked = ring(num_nodes, degree)
+    is_linked = is_linked.copy()
+    num_linked = [degree] * num_nodes
+    for i, k in edges:
         if rng.random() >= rewired:
             continue
         new = draw_below(rng, num_nodes)
-        while new == i or new in neighbours[i]:
+        while new == i or is_linked[num_nodes * i + new]:
             new = draw_below(rng, num_nodes)
-            if len(neighbours[i]) == num_nodes - 1:
+            if num_linked[i] == num_nodes - 1:
                 break  # it is linked to all others
         else:
-            neighbours[i].remove(k)
-            neighbours[k].remove(i)
-            neighbours[i].add(new)
-            neighbours[new].add(i)
-    edges = [(i, k) for i in range(num_nodes) for k in sorted(neighbours[i]) if i < k]
-    return np.array(edges, np.int64)
+            is_linked[num_nodes * i + k] = is_linked[num_nodes * k + i] = 0
+            is_linked[num_nodes * i + new] = is_linked[num_nodes * new + i] = 1
+            num_linked[k] -= 1
+            num_linked[new] += 1
+    matrix = np.frombuffer(is_linked, bool).reshape(num_nodes, num_nodes)
+    return np.argwhere(np.triu(matrix))
 
 
 def random_instance(rng, num_nodes):

@@ -20,14 +20,13 @@ NUM_TESTS = 100
 
 
 def draw_below(rng, num):
-    """Returns a whole number below `num`, drawn as networkx does it: from the first of the four
-    bytes of 32 random bits on, as many as are needed."""
-    num_bits = num.bit_length()
-    num_bytes = -(-num_bits // 8)
+    """Returns a whole number below `num`, which is below 2**16, drawn as networkx does it: its bits
+    are the first ones of bytes, two of which stand in 32 random bits with the lower one first."""
+    shift = 16 - num.bit_length()
     drawn = num
     while drawn >= num:
-        some = int(rng.integers(2**32)).to_bytes(4, "little")[:num_bytes]
-        drawn = int.from_bytes(some, "big") >> (8 * num_bytes - num_bits)
+        bits = int(rng.integers(2**32))
+        drawn = ((bits & 255) << 8 | bits >> 8 & 255) >> shift
     return drawn
 
 
@@ -47,12 +46,12 @@ def ring(num_nodes, degree):
 
 
 def small_world(rng, num_nodes, degree=4, rewired=0.3):
-    """Returns the edges of a random graph, each once, sorted, int64 [e, 2] (Watts and Strogatz
-    1998): each node of a ring is linked to the `degree` nearest ones, then each edge gets another
-    end with probability `rewired`. Draws as networkx.watts_strogatz_graph(num_nodes, degree,
-    rewired, seed=rng) does."""
+    """Returns a random graph, bool [num_nodes, num_nodes], where two nodes are linked (Watts and
+    Strogatz 1998): each node of a ring is linked to the `degree` nearest ones, then each edge gets
+    another end with probability `rewired`. Draws as networkx.watts_strogatz_graph(num_nodes,
+    degree, rewired, seed=rng) does."""
     edges, is_linked = ring(num_nodes, degree)
-    is_linked = is_linked.copy()
+    is_linked = is_linked.copy()  # Python reads and writes a bytearray faster than an array
     num_linked = [degree] * num_nodes
     for i, k in edges:
         if rng.random() >= rewired:
@@ -67,13 +66,12 @@ def small_world(rng, num_nodes, degree=4, rewired=0.3):
             is_linked[num_nodes * i + new] = is_linked[num_nodes * new + i] = 1
             num_linked[k] -= 1
             num_linked[new] += 1
-    matrix = np.frombuffer(is_linked, bool).reshape(num_nodes, num_nodes)
-    return np.argwhere(np.triu(matrix))
+    return np.frombuffer(is_linked, bool).reshape(num_nodes, num_nodes)
 
 
 def random_instance(rng, num_nodes):
-    """Returns (edges [e, 2], weights [num_nodes] in [0, 1)) of a graph."""
-    edges = small_world(rng, num_nodes)
+    """Returns (edges [e, 2], each once and sorted, weights [num_nodes] in [0, 1)) of a graph."""
+    edges = np.argwhere(np.triu(small_world(rng, num_nodes)))
     return edges, rng.random(num_nodes)
 
 

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from .flat import FlatBatch, flat_links
-from .vertex_cover import VertexCoverEnv, random_instance, test_set
+from .vertex_cover import VertexCoverEnv, small_world, test_set
 
 LOW = 2**32 - 1  # the lower half of a word
 
@@ -32,28 +32,30 @@ class Words:
         return self.words.pop()
 
     def half_word(self):
-        if self.half is None:
-            word = self.word()
-            self.half = word >> 32
-            return word & LOW
         half = self.half
-        self.half = None
-        return half
+        if half is not None:
+            self.half = None
+            return half
+        word = self.word()
+        self.half = word >> 32
+        return word & LOW
 
     def random(self, num=None):
         """Generator.random."""
         if num is None:
-            return (self.word() >> 11) * 2.0**-53
-        return np.array([self.random() for _ in range(num)])
+            word = self.words.pop() if self.words else self.word()
+            return (word >> 11) * 2.0**-53
+        return np.array([self.word() >> 11 for _ in range(num)]) * 2.0**-53
 
     def integers(self, high):
         """Generator.integers(high), for a `high` of at most 2**32 (Lemire 2019, algorithm 5)."""
+        if high == 2**32:
+            return self.half_word()
         if high == 1:
             return 0
         product = self.half_word() * high
-        if product & LOW < high:
-            while product & LOW < 2**32 % high:
-                product = self.half_word() * high
+        while product & LOW < 2**32 % high:
+            product = self.half_word() * high
         return product >> 32
 
 
@@ -80,6 +82,7 @@ class VertexCoverVectorEnv(VectorEnv):
         self.num_nodes = np.zeros(num_envs, np.int64)
         self.has_node = np.zeros((num_envs, most), bool)
         self.weights = np.ones((num_envs, most))
+        self.upper = np.triu(np.ones((most, most), bool))  # each edge once
         # Edges of the graphs; behind those of a graph is nothing, from node 0 to node 0
         self.edges = np.zeros((2, num_envs, 2 * most), np.int32)
         self.is_edge = np.zeros((num_envs, 2 * most), bool)
@@ -99,20 +102,27 @@ class VertexCoverVectorEnv(VectorEnv):
 
     def begin(self, envs):
         """Begins new episodes of these environments."""
-        self.is_edge[envs] = False
-        self.weights[envs] = 1.0
-        for i in envs.tolist():
+        graphs = np.zeros((len(envs), *self.upper.shape), bool)
+        for graph, i in zip(graphs, envs.tolist()):
             if self.instance is None:
                 words = self.words[i]
-                edges, weights = random_instance(words, self.sizes[words.integers(len(self.sizes))])
+                num = self.sizes[words.integers(len(self.sizes))]
+                graph[:num, :num] = small_world(words, num)
+                weights = words.random(num)
             else:
                 edges, weights = test_set(*self.sizes)[self.instance]
-            self.num_nodes[i] = len(weights)
-            self.weights[i, : len(weights)] = weights
-            self.edges[:, i, : len(edges)] = edges.T
-            self.is_edge[i, : len(edges)] = True
+                num = len(weights)
+                graph[tuple(edges.T)] = True
+            self.num_nodes[i] = num
+            self.weights[i, :num] = weights
+        number, source, target = (graphs & self.upper).nonzero()
+        num_edges = np.bincount(number, minlength=len(envs))
+        self.is_edge[envs] = np.arange(self.is_edge.shape[1]) < num_edges[:, None]
+        env, k = self.is_edge[envs].nonzero()
+        self.edges[0, envs[env], k] = source
+        self.edges[1, envs[env], k] = target
         self.left[envs] = self.is_edge[envs]
-        self.has_node[envs] = np.arange(self.has_node.shape[1]) < self.num_nodes[envs, None]
+        self.has_node[envs] = np.arange(len(self.upper)) < self.num_nodes[envs, None]
         self.cost[envs] = 0.0
 
     def step(self, actions):
@@ -168,13 +178,14 @@ def greedy_costs(edges, is_edge, weights):
     weights [B, n]."""
     num_graphs, num_nodes = weights.shape
     graph = np.arange(num_graphs)
-    code = edges + num_nodes * graph[:, None]  # a number for each node of each graph
+    ends = (edges + num_nodes * graph[:, None]).ravel()  # a number for each node of each graph
     left = is_edge.copy()
     costs = np.zeros(num_graphs)
-    while left.any():
-        num_edges = np.bincount(code[:, left].ravel(), minlength=weights.size)
-        with np.errstate(divide="ignore"):
-            node = (weights / num_edges.reshape(weights.shape)).argmin(1)
-        costs += np.where(left.any(1), weights[graph, node], 0.0)
-        left &= (edges != node[:, None]).all(0)
+    with np.errstate(divide="ignore"):
+        while (is_open := left.any(1)).any():
+            twice = np.concatenate([left.ravel(), left.ravel()])  # both ends
+            num_edges = np.bincount(ends, twice, weights.size).reshape(weights.shape)
+            node = (weights / num_edges).argmin(1)
+            costs += weights[graph, node] * is_open
+            left &= (edges != node[:, None]).all(0)
     return costs

@@ -1,0 +1,127 @@
+"""Environments of this project that step together, against N single ones: decisions per second.
+
+    python benchmark/speed/vector_envs.py --out benchmark/results/speed/tables.md#vector_envs
+    python benchmark/speed/vector_envs.py --num-envs 8 --decisions 64 --rounds 1   # does it run?
+
+Allowed actions are drawn at random, outside of the time that counts. "Alone" calls `step` of the
+environments, and `reset` of those that ended. "As trained" is what a script calls: with episodes
+recorded, observations checked and their rows joined. Both ways take turns A B A B ...; times are
+seconds of this process's CPU, figures are medians. Episodes begin with the same seeds, so both
+make the same decisions if the actions are the same, which a test compares.
+"""
+
+import sys
+import time
+from dataclasses import dataclass
+
+import gymnasium as gym
+import numpy as np
+import tyro
+from common import report, spread
+
+import tables
+from cleanrl_graph import ppo_graph
+from cleanrl_graph.services import arguments, check, command
+
+ENVS = ("VertexCover-v0",)
+
+
+@dataclass
+class Args:
+    num_envs: int = 256
+    """environments"""
+    decisions: int = 50_000
+    """decisions of each way and round, of all environments together"""
+    rounds: int = 5
+    """turns of each way"""
+    envs: tuple[str, ...] = ENVS
+    """ids of the environments"""
+    out: str | None = None
+    """file that receives the same markdown, below the command and the machine"""
+
+
+class Singles:
+    """N environments stepped one after the other, as a script's Envs without its arrays."""
+
+    def __init__(self, env_id: str, num_envs: int):
+        self.envs = [gym.make(env_id, disable_env_checker=True).unwrapped for _ in range(num_envs)]
+
+    def reset(self, seed: int) -> list:
+        self.obs = [env.reset(seed=seed + i)[0] for i, env in enumerate(self.envs)]
+        return self.obs
+
+    def step(self, actions: np.ndarray) -> list:
+        for i, env in enumerate(self.envs):
+            obs, _, terminated, truncated, _ = env.step(actions[i])
+            self.obs[i] = env.reset()[0] if terminated or truncated else obs
+        return self.obs
+
+
+class Together:
+    """The vector environment, used in the same way."""
+
+    def __init__(self, env_id: str, num_envs: int):
+        self.env = gym.make_vec(env_id, num_envs, "vector_entry_point")
+
+    def reset(self, seed: int) -> dict:
+        return self.env.reset(seed=seed)[0]
+
+    def step(self, actions: np.ndarray) -> dict:
+        return self.env.step(actions)[0]
+
+
+def masks_of(envs, obs) -> list[np.ndarray]:
+    """The action mask of each environment."""
+    if isinstance(envs, Singles):
+        return [own["action_mask"] for own in obs]
+    if isinstance(envs, Together):
+        return list(obs["action_mask"])
+    k = [leaf.path for leaf in envs.leaves].index("action_mask")
+    return np.split(obs.obs.values[k], obs.obs.counts["action_mask"].cumsum()[:-1])
+
+
+def seconds(envs, num_steps: int) -> float:
+    """CPU seconds of so many steps of all environments."""
+    rng = np.random.default_rng(1)
+    obs = envs.reset(1)
+    total = 0.0
+    for _ in range(num_steps):
+        actions = np.array([rng.choice(np.flatnonzero(mask)) for mask in masks_of(envs, obs)])
+        start = time.process_time()
+        obs = envs.step(actions)
+        total += time.process_time() - start
+    return total
+
+
+def ways(env_id: str, num_envs: int) -> dict[str, list]:
+    """(single environments, the vector environment), alone and as they are trained."""
+    trained = []
+    for mode in ("sync", "vector_entry_point"):
+        flags = dict(env_id=env_id, num_envs=num_envs, vectorization_mode=mode)
+        args = arguments.args_of(ppo_graph, **flags)
+        with check.one_kind(ppo_graph):
+            trained.append(command.envs_of(ppo_graph, args))
+    alone = [Singles(env_id, num_envs), Together(env_id, num_envs)]
+    return {"alone": alone, "as trained": trained}
+
+
+def main(args: Args) -> None:
+    lines = [["environment", "measured", "single, decisions/s", "together, decisions/s", "ratio"]]
+    num_steps = -(-args.decisions // args.num_envs)
+    for name in args.envs:
+        for what, both in ways(f"cleanrl_graph.envs:{name}", args.num_envs).items():
+            for envs in both:
+                seconds(envs, 3)
+            times = []
+            for k in range(args.rounds):
+                times.append([seconds(envs, num_steps) for envs in both])
+                print(f"{name}, {what}, round {k + 1}: {times[-1]}", file=sys.stderr)
+            rates = num_steps * args.num_envs / np.array(times)
+            ratio = spread(rates[:, 1] / rates[:, 0], ".1f")
+            lines.append([name, what, *(f"{np.median(own):,.0f}" for own in rates.T), ratio])
+    note = f"{args.num_envs} environments, {args.rounds} rounds of {args.decisions:,} decisions."
+    report("\n".join([tables.markdown(lines), "", note]), args.out)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))

@@ -608,12 +608,14 @@ class Storage:
         """ptr and batch of each group. A GPU makes them itself: only the counts are copied to it,
         nothing as long as the rows."""
         index = {}
-        padded = [np.concatenate([[0], num]) for num in counts.values()]
         if self.device.type == "cpu":
-            for (group, num), zero_and_num in zip(counts.items(), padded):
-                batch = np.arange(len(num)).repeat(num)
-                index[group] = torch.from_numpy(zero_and_num.cumsum()), torch.from_numpy(batch)
+            for group, num in counts.items():
+                ptr = np.zeros(len(num) + 1, np.int64)
+                num.cumsum(out=ptr[1:])
+                batch = ptr[:-1] if group == STEP else np.arange(len(num)).repeat(num)
+                index[group] = torch.from_numpy(ptr), torch.from_numpy(batch)
         else:
+            padded = [np.concatenate([[0], num]) for num in counts.values()]
             for (group, num), copy in zip(counts.items(), pack(padded, self.device)):
                 batch = torch.repeat_interleave(copy[1:], output_size=int(num.sum()))
                 index[group] = copy.cumsum(0), batch
@@ -910,7 +912,7 @@ class Encoder(nn.Module):
                     x = layer(x, ptr, batch) if isinstance(layer, SetLayer) else layer(x)
             elements[group] = Ragged(x, ptr, batch)
             features.append(pool(x, ptr))
-        return torch.cat(features, 1), elements
+        return features[0] if len(features) == 1 else torch.cat(features, 1), elements
 
     def beside(self, features: Tensor, obs: Obs) -> Tensor:
         """The features [B, any] with those of these leaves beside them."""
@@ -1406,7 +1408,8 @@ class ActionHead(nn.Module):
         else of a sample. Entropy is 0 unless the action is given, as in an update. `obs` has masks
         and links."""
         taken = {}
-        total = 0.0  # of log_prob and entropy
+        log_probs = []  # of each part
+        entropies = []
         rows = STEP
         before = None  # the action of the part before
         # A program that is compiled or exported cannot be given a generator
@@ -1428,15 +1431,17 @@ class ActionHead(nn.Module):
                 choice = probs.sample(generator)
             log_prob = probs.log_prob(choice).sum(1)
             entropy = torch.zeros_like(log_prob) if action is None else probs.entropy().sum(1)
-            terms = torch.stack([log_prob, entropy], 1)
             if rows != STEP:  # float32 would lose digits of the ratio in a sum over many rows
-                terms = segment(terms.double(), ptr)
-            total = total + terms
+                terms = torch.stack([log_prob, entropy], 1).double()
+                log_prob, entropy = segment(terms, ptr).unbind(1)
+            log_probs.append(log_prob)
+            entropies.append(entropy)
             taken.setdefault(rows, []).append(choice.float())
             before = choice
             if head.condition:
                 latent = torch.tanh(latent + head.condition(head.embed(choice, elements, obs)))
-        return {rows: torch.cat(choices, 1) for rows, choices in taken.items()}, *total.unbind(1)
+        taken = {rows: torch.cat(choices, 1) for rows, choices in taken.items()}
+        return taken, sum(log_probs[1:], log_probs[0]), sum(entropies[1:], entropies[0])
 
     def env_actions(self, action: Action, counts: dict[str, np.ndarray]) -> list:
         """Elements of the action space for the environments, whose observations have `counts`."""
@@ -1621,7 +1626,7 @@ class Memory:
         counts = step.obs.counts  # what follows is spare
         action = {rows: values[: counts[rows].sum()].clone() for rows, values in action.items()}
         self.actions.append(action)
-        self.is_step.append(np.broadcast_to(step.is_step, step.reward.shape))
+        self.is_step.append(np.full(step.reward.shape, step.is_step))
         N = step.obs.size
         return action, log_prob[:N].clone(), value[:N].clone()
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 import gymnasium as gym
 import numpy as np
+import tables
 import tyro
 from common import report, spread
 
-import tables
 from cleanrl_graph import ppo_graph
 from cleanrl_graph.services import arguments, check, command
 

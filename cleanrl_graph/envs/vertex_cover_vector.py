@@ -166,9 +166,7 @@ class VertexCoverVectorEnv(VectorEnv):
         nodes = self.weights[self.has_node].astype(np.float32)[:, None]
         num_nodes = self.num_nodes.copy()
         return {
-            "graph": FlatBatch(
-                spaces.GraphInstance(nodes, None, links), num_nodes, 2 * num_edges
-            ),
+            "graph": FlatBatch(spaces.GraphInstance(nodes, None, links), num_nodes, 2 * num_edges),
             "action_mask": FlatBatch(mask[self.has_node], num_nodes),
         }
 

@@ -257,7 +257,7 @@ class VectorEnvs:
         except Exception as problem:  # of many kinds
             at = self.place(path=leaves[0].path)
             raise UsageError(f"{at}: cannot be read: {text_of(problem)}") from None
-        for leaf, rows in zip(leaves, arrays):
+        for leaf in leaves:
             num = np.asarray(batch.num_edges if leaf.nodes else batch.num_rows)
             if num.shape != (self.num_envs,) or num.dtype.kind not in "iu" or num.min() < 0:
                 found = f"dtype {num.dtype}, shape {num.shape}"

@@ -2,15 +2,11 @@
 
 from functools import partial
 
-import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
-from helpers import run, small_args, vector
+from helpers import run
 
 from cleanrl_graph import ppo_graph
-from cleanrl_graph.envs.flat import FlatBatch
 from cleanrl_graph.services.check import UsageError
 from cleanrl_graph.services.command import args_of
 from cleanrl_graph.services.vector import VectorEnvs, make
@@ -61,7 +57,7 @@ def test_the_steps_are_those_of_single_environments(env_id, kwargs):
     num_episodes = 0
     right, found = single.reset(5), several.reset(5)
     assert_same(found, right)
-    for t in range(150):
+    for _ in range(150):
         actions = allowed(right, single.leaves, rng)
         right, found = single.step(actions), several.step(actions)
         assert_same(found, right)

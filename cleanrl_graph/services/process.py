@@ -31,11 +31,12 @@ def tune() -> None:
 
 
 def step_without_compiler(optimizer: torch.optim.Optimizer) -> None:
-    """Has the optimizer step without what torch puts around its step: it imports the compiler, too,
-    to tell it that it must not compile a step with gradients."""
-    if "torch._dynamo" not in sys.modules:
+    """Has one of torch's optimizers step without a decorator that imports the compiler, to tell it
+    that it must not compile steps through which gradients flow. Hooks are called as before."""
+    is_torchs = type(optimizer).__module__.startswith("torch.optim.")
+    if is_torchs and "torch._dynamo" not in sys.modules:
         step = torch.no_grad()(inspect.unwrap(type(optimizer).step))
-        optimizer.step = partial(step, optimizer)
+        optimizer.step = partial(optimizer.profile_hook_step(step), optimizer)
 
 
 def default_generator(device: torch.device) -> torch.Generator:

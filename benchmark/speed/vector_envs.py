@@ -5,14 +5,18 @@
 
 Allowed actions are drawn at random, outside of the time that counts. "Alone" calls `step` of the
 environments, and `reset` of those that ended. "As trained" is what a script calls: with episodes
-recorded, observations checked and their rows joined. Both ways take turns A B A B ...; times are
-seconds of this process's CPU, figures are medians. Episodes begin with the same seeds, so both
-make the same decisions if the actions are the same, which a test compares.
+recorded, observations checked and their rows joined. "Training" is all of ppo_graph.py: rollouts of
+16 steps, flags of NETWORK. Both ways take turns A B A B ...; times are seconds of this process's
+CPU, figures are medians. Both have the same graphs, seeds and, in a training, losses.
 """
 
+import contextlib
+import io
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -20,10 +24,11 @@ import tables
 import tyro
 from common import report, spread
 
-from cleanrl_graph import ppo_graph
+from cleanrl_graph import ppo_graph, services
 from cleanrl_graph.services import arguments, check, command
 
-ENVS = ("VertexCover-v0",)
+ENVS = ("VertexCover-v0", "PoissonGraph-v0")
+NETWORK = {"gnn_layers": 2, "gnn_dim": 16, "hidden_dims": (64, 64)}
 
 
 @dataclass
@@ -93,16 +98,30 @@ def seconds(envs, num_steps: int) -> float:
     return total
 
 
+def training(args, num_steps: int) -> float:
+    """CPU seconds of a training of so many steps of all environments."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        args.run_dir = folder
+        args.total_timesteps = max(num_steps // args.num_steps, 1) * args.num_steps * args.num_envs
+        start = time.process_time()
+        services.run(ppo_graph, args)
+        return (time.process_time() - start) * num_steps * args.num_envs / args.total_timesteps
+
+
 def ways(env_id: str, num_envs: int) -> dict[str, list]:
-    """(single environments, the vector environment), alone and as they are trained."""
+    """What is measured: two functions of a number of steps, which return CPU seconds. The first
+    steps single environments, the second the vector environment."""
+    alone = [partial(seconds, kind(env_id, num_envs)) for kind in (Singles, Together)]
     trained = []
+    trainings = []
     for mode in ("sync", "vector_entry_point"):
-        flags = dict(env_id=env_id, num_envs=num_envs, vectorization_mode=mode)
+        flags = dict(env_id=env_id, num_envs=num_envs, vectorization_mode=mode, num_steps=16)
+        flags |= {"cuda": False, "eval_episodes": 0, "checkpoint_every": 0, **NETWORK}
         args = arguments.args_of(ppo_graph, **flags)
         with check.one_kind(ppo_graph):
-            trained.append(command.envs_of(ppo_graph, args))
-    alone = [Singles(env_id, num_envs), Together(env_id, num_envs)]
-    return {"alone": alone, "as trained": trained}
+            trained.append(partial(seconds, command.envs_of(ppo_graph, args)))
+        trainings.append(partial(training, args))
+    return {"alone": alone, "as trained": trained, "training": trainings}
 
 
 def main(args: Args) -> None:
@@ -110,11 +129,11 @@ def main(args: Args) -> None:
     num_steps = -(-args.decisions // args.num_envs)
     for name in args.envs:
         for what, both in ways(f"cleanrl_graph.envs:{name}", args.num_envs).items():
-            for envs in both:
-                seconds(envs, 3)
+            for measure in both:
+                measure(3)
             times = []
             for k in range(args.rounds):
-                times.append([seconds(envs, num_steps) for envs in both])
+                times.append([measure(num_steps) for measure in both])
                 print(f"{name}, {what}, round {k + 1}: {times[-1]}", file=sys.stderr)
             rates = num_steps * args.num_envs / np.array(times)
             ratio = spread(rates[:, 1] / rates[:, 0], ".1f")

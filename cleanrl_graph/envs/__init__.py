@@ -18,7 +18,11 @@ register("FlexibleJobShop-v0", "flexible_job_shop:FlexibleJobShopEnv")
 register("GraphExplore-v0", "graph_explore:GraphExploreEnv")
 register("DagSchedule-v0", "dag_schedule:DagScheduleEnv")
 register("JobShop-v0", "job_shop:JobShopEnv")
-register("PoissonGraph-v0", "toy:PoissonGraphEnv")
+register(
+    "PoissonGraph-v0",
+    "toy:PoissonGraphEnv",
+    vector_entry_point="poisson_graph_vector:PoissonGraphVectorEnv",
+)
 register("BestOfSet-v0", "toy:BestOfSetEnv")
 register(
     "MatchGoal-v0",

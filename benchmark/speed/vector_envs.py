@@ -1,7 +1,8 @@
 """Environments of this project that step together, against N single ones: decisions per second.
 
     python benchmark/speed/vector_envs.py --out benchmark/results/speed/tables.md#vector_envs
-    python benchmark/speed/vector_envs.py --num-envs 8 --decisions 64 --rounds 1   # does it run?
+    python benchmark/speed/vector_envs.py --num-envs 8 --decisions 64 --rounds 1 \
+        --training-decisions 128                                             # does it run?
 
 Allowed actions are drawn at random, outside of the time that counts. "Alone" calls `step` of the
 environments, and `reset` of those that ended. "As trained" is what a script calls: with episodes
@@ -20,9 +21,8 @@ from functools import partial
 
 import gymnasium as gym
 import numpy as np
-import tables
 import tyro
-from common import report, spread
+from common import report, spread, tables
 
 from cleanrl_graph import ppo_graph, services
 from cleanrl_graph.services import arguments, check, command
@@ -35,8 +35,10 @@ NETWORK = {"gnn_layers": 2, "gnn_dim": 16, "hidden_dims": (64, 64)}
 class Args:
     num_envs: int = 256
     """environments"""
-    decisions: int = 50_000
+    decisions: int = 131_072
     """decisions of each way and round, of all environments together"""
+    training_decisions: int = 16_384
+    """the same for trainings"""
     rounds: int = 5
     """turns of each way"""
     envs: tuple[str, ...] = ENVS
@@ -126,9 +128,10 @@ def ways(env_id: str, num_envs: int) -> dict[str, list]:
 
 def main(args: Args) -> None:
     lines = [["environment", "measured", "single, decisions/s", "together, decisions/s", "ratio"]]
-    num_steps = -(-args.decisions // args.num_envs)
     for name in args.envs:
         for what, both in ways(f"cleanrl_graph.envs:{name}", args.num_envs).items():
+            decisions = args.training_decisions if what == "training" else args.decisions
+            num_steps = -(-decisions // args.num_envs)
             for measure in both:
                 measure(3)
             times = []
@@ -138,7 +141,10 @@ def main(args: Args) -> None:
             rates = num_steps * args.num_envs / np.array(times)
             ratio = spread(rates[:, 1] / rates[:, 0], ".1f")
             lines.append([name, what, *(f"{np.median(own):,.0f}" for own in rates.T), ratio])
-    note = f"{args.num_envs} environments, {args.rounds} rounds of {args.decisions:,} decisions."
+    note = (
+        f"{args.num_envs} environments, {args.rounds} rounds of {args.decisions:,} decisions, of "
+        f"{args.training_decisions:,} in a training with {NETWORK}."
+    )
     report("\n".join([tables.markdown(lines), "", note]), args.out)
 
 

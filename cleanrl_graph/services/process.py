@@ -31,11 +31,13 @@ def tune() -> None:
 
 
 def step_without_compiler(optimizer: torch.optim.Optimizer) -> None:
-    """Has one of torch's optimizers step without a decorator that imports the compiler, to tell it
-    that it must not compile steps through which gradients flow. Hooks are called as before."""
-    is_torchs = type(optimizer).__module__.startswith("torch.optim.")
-    if is_torchs and "torch._dynamo" not in sys.modules:
-        step = torch.no_grad()(inspect.unwrap(type(optimizer).step))
+    """Has one of torch's optimizers step without the decorator `_use_grad`, which imports the
+    compiler, to tell it that it must not compile steps through which gradients flow. Hooks are
+    called as before."""
+    decorated = getattr(type(optimizer).step, "__wrapped__", None)  # inside of what calls hooks
+    code = getattr(decorated, "__code__", None)
+    if code and code.co_name == "_use_grad" and "torch._dynamo" not in sys.modules:
+        step = torch.no_grad()(decorated.__wrapped__)
         optimizer.step = partial(optimizer.profile_hook_step(step), optimizer)
 
 

@@ -18,8 +18,8 @@ LOW = 2**32 - 1  # the lower half of a word
 
 
 class Words:
-    """Draws what a Generator of PCG64 would, but takes its 64-bit words in blocks: a single number
-    costs a tenth. Nothing else may draw from the generator."""
+    """Draws what a Generator of PCG64 would, but takes its 64-bit words in blocks, which makes
+    single numbers cheap. Nothing else may draw from the generator."""
 
     def __init__(self, generator):
         self.bits = generator.bit_generator
@@ -73,6 +73,7 @@ class VertexCoverVectorEnv(VectorEnv):
         single = VertexCoverEnv(nodes, instance)  # checks the arguments
         self.sizes = single.sizes
         self.instance = instance
+        self.words = None  # of each environment
         self.num_envs = num_envs
         self.single_observation_space = single.observation_space
         self.single_action_space = single.action_space
@@ -95,7 +96,7 @@ class VertexCoverVectorEnv(VectorEnv):
         seeds = [None if seed is None else seed + i for i in range(self.num_envs)]
         if isinstance(seed, (list, tuple)):
             seeds = list(seed)
-        if seed is not None or not hasattr(self, "words"):
+        if seed is not None or self.words is None:
             self.words = [Words(seeding.np_random(own)[0]) for own in seeds]
         self.begin(np.arange(self.num_envs))
         return self.observation(), {}

@@ -1418,8 +1418,7 @@ class ActionHead(nn.Module):
         else of a sample. Entropy is 0 unless the action is given, as in an update. `obs` has masks
         and links."""
         taken = {}
-        log_probs = []  # of each part
-        entropies = []
+        total = 0.0  # of log_prob and entropy
         rows = STEP
         before = None  # the action of the part before
         # A program that is compiled or exported cannot be given a generator
@@ -1441,17 +1440,15 @@ class ActionHead(nn.Module):
                 choice = probs.sample(generator)
             log_prob = probs.log_prob(choice).sum(1)
             entropy = torch.zeros_like(log_prob) if action is None else probs.entropy().sum(1)
+            terms = torch.stack([log_prob, entropy], 1)
             if rows != STEP:  # float32 would lose digits of the ratio in a sum over many rows
-                terms = torch.stack([log_prob, entropy], 1).double()
-                log_prob, entropy = segment(terms, ptr).unbind(1)
-            log_probs.append(log_prob)
-            entropies.append(entropy)
+                terms = segment(terms.double(), ptr)
+            total = total + terms
             taken.setdefault(rows, []).append(choice.float())
             before = choice
             if head.condition:
                 latent = torch.tanh(latent + head.condition(head.embed(choice, elements, obs)))
-        taken = {rows: torch.cat(choices, 1) for rows, choices in taken.items()}
-        return taken, sum(log_probs[1:], log_probs[0]), sum(entropies[1:], entropies[0])
+        return {rows: torch.cat(choices, 1) for rows, choices in taken.items()}, *total.unbind(1)
 
     def env_actions(self, action: Action, counts: dict[str, np.ndarray]) -> list:
         """Elements of the action space for the environments, whose observations have `counts`."""

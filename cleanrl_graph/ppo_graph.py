@@ -903,7 +903,7 @@ class Encoder(nn.Module):
                     x = layer(x, ptr, batch) if isinstance(layer, SetLayer) else layer(x)
             elements[group] = Ragged(x, ptr, batch)
             features.append(pool(x, ptr))
-        return features[0] if len(features) == 1 else torch.cat(features, 1), elements
+        return torch.cat(features, 1), elements
 
     def beside(self, features: Tensor, obs: Obs) -> Tensor:
         """The features [B, any] with those of these leaves beside them."""

@@ -624,12 +624,14 @@ class Storage:
         """ptr and batch of each group. A GPU makes them itself: only the counts are copied to it,
         nothing as long as the rows."""
         index = {}
-        padded = [np.concatenate([[0], num]) for num in counts.values()]
         if self.device.type == "cpu":
-            for (group, num), zero_and_num in zip(counts.items(), padded):
-                batch = np.arange(len(num)).repeat(num)
-                index[group] = torch.from_numpy(zero_and_num.cumsum()), torch.from_numpy(batch)
+            for group, num in counts.items():
+                ptr = np.zeros(len(num) + 1, np.int64)
+                num.cumsum(out=ptr[1:])
+                batch = ptr[:-1] if group == STEP else np.arange(len(num)).repeat(num)
+                index[group] = torch.from_numpy(ptr), torch.from_numpy(batch)
         else:
+            padded = [np.concatenate([[0], num]) for num in counts.values()]
             for (group, num), copy in zip(counts.items(), pack(padded, self.device)):
                 batch = torch.repeat_interleave(copy[1:], output_size=int(num.sum()))
                 index[group] = copy.cumsum(0), batch
@@ -1894,7 +1896,7 @@ class Memory:
         self.starts.append(starts)
         self.rewards.append(step.reward)
         self.actions.append(action)
-        self.is_step.append(np.broadcast_to(step.is_step, step.reward.shape))
+        self.is_step.append(np.full(step.reward.shape, step.is_step))
         return action, log_prob, value
 
     def keep(self, step: Step) -> None:

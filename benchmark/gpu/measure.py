@@ -235,6 +235,8 @@ TASKS = {  # environment -> (its id, script -> flags)
     ),
     "JobShop-v0": ("envs:JobShop-v0", {"ppo_graph": LARGE}),
 }
+VECTORS = {"CartPole-v1": (512, 4096), "PoissonGraph-v0": (512,)}  # numbers of environments
+VECTOR = "--vectorization-mode vector_entry_point"
 MEMORY = "--prev-action --prev-reward"
 CHECKS = {
     "ppo_graph": ("CartPole-v1", "envs:JobShop-v0", "envs:PairNodes-v0 --autoregressive"),
@@ -441,6 +443,13 @@ def all_rows(args: Args) -> list[Row]:
                 add("sps", task, {"system": f"{script}.py"} | about, sps, script, flags)
             if task == "CartPole-v1":
                 add("sps", task, {"system": "CleanRL ppo.py"} | about, cleanrl, *sizes)
+    num_steps = 16 if args.dry else 32
+    for task, numbers in VECTORS.items():
+        for num_envs in (4,) if args.dry else numbers:
+            for script in TASKS[task][1]:
+                flags = f"{flags_of(task, script, num_envs, num_steps, 0)} {VECTOR}"
+                key = {"system": f"{script}.py", "environments": num_envs, "steps": num_steps}
+                add("sps", f"{task}, one VectorEnv", key, sps, script, flags)
     add("tests", "Tests", {"test": "all"}, run_tests)
     chosen = PARTS if "first" in args.parts else args.parts
     rows = [row for row in rows if row.part in chosen]
@@ -503,7 +512,8 @@ before the profiler was started.""",
     "sps": """SPS: environment steps per second in the second half of the time between the end of
 the first update and the end of the run, some seconds later. Rollouts of 128 and 32 steps with 64
 and 512 environments, 4 minibatches, 4 epochs. Workers are processes that step the environments;
-CleanRL's ppo.py, with the two changes of benchmark/speed/cartpole_vs_cleanrl.py, has none.""",
+CleanRL's ppo.py, with the two changes of benchmark/speed/cartpole_vs_cleanrl.py, has none. One
+VectorEnv steps all environments at once, in this process.""",
 }
 
 

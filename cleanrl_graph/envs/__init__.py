@@ -18,7 +18,11 @@ register("FlexibleJobShop-v0", "flexible_job_shop:FlexibleJobShopEnv")
 register("GraphExplore-v0", "graph_explore:GraphExploreEnv")
 register("DagSchedule-v0", "dag_schedule:DagScheduleEnv")
 register("JobShop-v0", "job_shop:JobShopEnv")
-register("PoissonGraph-v0", "toy:PoissonGraphEnv")
+register(
+    "PoissonGraph-v0",
+    "toy:PoissonGraphEnv",
+    vector_entry_point="poisson_graph_vector:PoissonGraphVectorEnv",
+)
 register("BestOfSet-v0", "toy:BestOfSetEnv")
 register(
     "MatchGoal-v0",
@@ -30,7 +34,11 @@ register("TSP-v0", "routes:TSPEnv")
 register("TSPInsert-v0", "routes:TSPInsertEnv")
 register("CVRP-v0", "routes:CVRPEnv")
 register("CVRPSavings-v0", "routes:CVRPSavingsEnv")
-register("VertexCover-v0", "vertex_cover:VertexCoverEnv")
+register(
+    "VertexCover-v0",
+    "vertex_cover:VertexCoverEnv",
+    vector_entry_point="vertex_cover_vector:VertexCoverVectorEnv",
+)
 register("PairNodes-v0", "toy:PairNodesEnv")
 register("SkillGraph-v0", "toy:SkillGraphEnv")
 register(

@@ -20,49 +20,58 @@ NUM_TESTS = 100
 
 
 def draw_below(rng, num):
-    """Returns a whole number below `num`, drawn from the generator's bytes as networkx does it."""
-    num_bits = num.bit_length()
-    num_bytes = -(-num_bits // 8)
+    """Returns a whole number below `num`, which is below 2**16, drawn as networkx does it: its bits
+    are the first ones of bytes, two of which stand in 32 random bits with the lower one first."""
+    shift = 16 - num.bit_length()
     drawn = num
     while drawn >= num:
-        drawn = int.from_bytes(rng.bytes(num_bytes), "big") >> (8 * num_bytes - num_bits)
+        bits = int(rng.integers(2**32))
+        drawn = ((bits & 255) << 8 | bits >> 8 & 255) >> shift
     return drawn
 
 
-def small_world(rng, num_nodes, degree=4, rewired=0.3):
-    """Returns the edges of a random graph, each once, sorted, int64 [e, 2] (Watts and Strogatz
-    1998): each node of a ring is linked to the `degree` nearest ones, then each edge gets another
-    end with probability `rewired`. Draws as networkx.watts_strogatz_graph(num_nodes, degree,
-    rewired, seed=rng) does."""
-    neighbours = [set() for _ in range(num_nodes)]
-    ring = [
+@lru_cache(maxsize=None)
+def ring(num_nodes, degree):
+    """Returns the edges of a ring in which each node is linked to the `degree` nearest ones, and
+    the same as a matrix, a byte of 0 or 1 for each pair of nodes."""
+    edges = [
         (i, (i + distance) % num_nodes)
         for distance in range(1, degree // 2 + 1)
         for i in range(num_nodes)
     ]
-    for i, k in ring:
-        neighbours[i].add(k)
-        neighbours[k].add(i)
-    for i, k in ring:
+    is_linked = bytearray(num_nodes**2)
+    for i, k in edges:
+        is_linked[num_nodes * i + k] = is_linked[num_nodes * k + i] = 1
+    return edges, is_linked
+
+
+def small_world(rng, num_nodes, degree=4, rewired=0.3):
+    """Returns a random graph, bool [num_nodes, num_nodes], where two nodes are linked (Watts and
+    Strogatz 1998): each node of a ring is linked to the `degree` nearest ones, then each edge gets
+    another end with probability `rewired`. Draws as networkx.watts_strogatz_graph(num_nodes,
+    degree, rewired, seed=rng) does."""
+    edges, is_linked = ring(num_nodes, degree)
+    is_linked = is_linked.copy()  # Python reads and writes a bytearray faster than an array
+    num_linked = [degree] * num_nodes
+    for i, k in edges:
         if rng.random() >= rewired:
             continue
         new = draw_below(rng, num_nodes)
-        while new == i or new in neighbours[i]:
+        while new == i or is_linked[num_nodes * i + new]:
             new = draw_below(rng, num_nodes)
-            if len(neighbours[i]) == num_nodes - 1:
+            if num_linked[i] == num_nodes - 1:
                 break  # it is linked to all others
         else:
-            neighbours[i].remove(k)
-            neighbours[k].remove(i)
-            neighbours[i].add(new)
-            neighbours[new].add(i)
-    edges = [(i, k) for i in range(num_nodes) for k in sorted(neighbours[i]) if i < k]
-    return np.array(edges, np.int64)
+            is_linked[num_nodes * i + k] = is_linked[num_nodes * k + i] = 0
+            is_linked[num_nodes * i + new] = is_linked[num_nodes * new + i] = 1
+            num_linked[k] -= 1
+            num_linked[new] += 1
+    return np.frombuffer(is_linked, bool).reshape(num_nodes, num_nodes)
 
 
 def random_instance(rng, num_nodes):
-    """Returns (edges [e, 2], weights [num_nodes] in [0, 1)) of a graph."""
-    edges = small_world(rng, num_nodes)
+    """Returns (edges [e, 2], each once and sorted, weights [num_nodes] in [0, 1)) of a graph."""
+    edges = np.argwhere(np.triu(small_world(rng, num_nodes)))
     return edges, rng.random(num_nodes)
 
 

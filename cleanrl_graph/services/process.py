@@ -4,12 +4,13 @@ files that are there whole or not at all."""
 import atexit
 import contextlib
 import gc
+import inspect
 import math
 import os
 import sys
 import time
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -18,8 +19,26 @@ from tqdm import tqdm
 
 @cache
 def tune() -> None:
-    """A process that ends is not searched for garbage, which takes long where much was imported."""
+    """A process that ends is not searched for garbage, which takes long where much was imported,
+    and one that trains does not import torch's compiler before it compiles something."""
     atexit.register(gc.freeze)
+    # torch marks these methods of an optimizer as not to be compiled. The first call imports the
+    # compiler, for a second or more, to make what is called from then on, unless that is there
+    for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
+        method = inspect.unwrap(getattr(torch.optim.Optimizer, name))
+        if "torch._dynamo" not in sys.modules:
+            method.__dynamo_disable = method
+
+
+def step_without_compiler(optimizer: torch.optim.Optimizer) -> None:
+    """Has one of torch's optimizers step without the decorator `_use_grad`, which imports the
+    compiler, to tell it that it must not compile steps through which gradients flow. Hooks are
+    called as before."""
+    decorated = getattr(type(optimizer).step, "__wrapped__", None)  # inside of what calls hooks
+    code = getattr(decorated, "__code__", None)
+    if code and code.co_name == "_use_grad" and "torch._dynamo" not in sys.modules:
+        step = torch.no_grad()(decorated.__wrapped__)
+        optimizer.step = partial(optimizer.profile_hook_step(step), optimizer)
 
 
 def default_generator(device: torch.device) -> torch.Generator:

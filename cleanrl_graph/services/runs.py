@@ -32,7 +32,7 @@ from cleanrl_graph.services.checkpoint import all_ranks, broadcast, rank, world_
 from cleanrl_graph.services.csv_file import CsvFile
 from cleanrl_graph.services.eval_every import Evaluations, Reached
 from cleanrl_graph.services.freeze import freeze
-from cleanrl_graph.services.process import accelerate, bar, whole
+from cleanrl_graph.services.process import accelerate, bar, step_without_compiler, whole
 
 EPISODES = ("step", "seconds", "return", "length", "group", "task")  # columns of episodes.csv
 PACKAGES = "cleanrl_graph torch torch-geometric gymnasium numpy".split()  # in args.json
@@ -200,6 +200,7 @@ class Services:
             say(f"training: {of}: {num_steps:,} of the {args.total_timesteps:,} steps")
         step = super().begin(agent, optimizer, memory, envs, rng)
         accelerate(agent)
+        step_without_compiler(optimizer)
         if rank() == 0:
             self.stack.callback(self.close)
             if self.saved:  # what was logged after the checkpoint does not count

@@ -353,7 +353,9 @@ class VectorEnvs:
         values = []
         for path, space, batch in self.pieces(self.space, obs):
             leaves = self.script.leaves_of(space, path)
-            if isinstance(space, (spaces.Graph, spaces.Sequence)):
+            if hasattr(batch, "num_rows"):  # a FlatBatch
+                values += self.read_flat(space, leaves, batch, counts)
+            elif isinstance(space, (spaces.Graph, spaces.Sequence)):
                 if len(batch) != self.num_envs:
                     found = f"{len(batch)} observations, not {self.num_envs}"
                     raise UsageError(f"{self.place(path=path)}: {found}")
@@ -363,7 +365,7 @@ class VectorEnvs:
                     values.append(np.concatenate(rows, dtype=leaf.dtype, casting="unsafe"))
             else:
                 rows = np.asarray(batch)
-                self.compare(leaves[0], rows, (self.num_envs, *space.shape))
+                self.compare(leaves[0], rows, (self.num_envs, *space.shape), counts)
                 values.append(rows.astype(leaves[0].dtype))  # a copy
         for path, group in self.named.items():
             differ = np.flatnonzero(counts[path] != counts[group])
@@ -372,6 +374,25 @@ class VectorEnvs:
                 problem = f"{counts[path][i]} rows where '{group}' has {counts[group][i]}"
                 raise UsageError(f"{self.place(i, path)}: {problem}")
         return self.script.Flat(values, counts)
+
+    def read_flat(self, space: gym.Space, leaves: list, batch: Any, counts: dict) -> list:
+        """The rows of each leaf of N observations that stand one after the other, see
+        envs/flat.py. Adds the numbers of rows to `counts`."""
+        try:
+            arrays = list(map(np.asarray, self.script.arrays_of(space, batch.rows)))
+        except Exception as problem:  # of many kinds
+            at = self.place(path=leaves[0].path)
+            raise UsageError(f"{at}: cannot be read: {text_of(problem)}") from None
+        for leaf in leaves:
+            num = np.asarray(batch.num_edges if leaf.nodes else batch.num_rows)
+            if num.shape != (self.num_envs,) or num.dtype.kind not in "iu" or num.min() < 0:
+                found = f"dtype {num.dtype}, shape {num.shape}"
+                needed = f"counts of rows, whole numbers of shape ({self.num_envs},)"
+                raise UsageError(f"{self.place(path=leaf.path)}: {found} where {needed} are needed")
+            counts[leaf.group] = num.astype(np.int64)  # a copy
+        for leaf, rows in zip(leaves, arrays):
+            self.compare(leaf, rows, (int(counts[leaf.group].sum()), *leaf.space.shape), counts)
+        return [rows.astype(leaf.dtype) for leaf, rows in zip(leaves, arrays)]  # copies
 
     def pieces(self, space: gym.Space, obs: Any, path: str = "") -> Iterator[tuple]:
         """(path, space, batch) of what is no Dict or Tuple, in the order of the leaves."""
@@ -394,16 +415,14 @@ class VectorEnvs:
         except Exception as problem:  # of many kinds
             at = self.place(i, leaves[0].path)
             raise UsageError(f"{at}: cannot be read: {text_of(problem)}") from None
-        for leaf, own in zip(leaves, rows):
-            self.compare(leaf, own, (len(own), *leaf.space.shape), i)
         num = {}
         for leaf, own in zip(leaves, rows):
-            if len(own) != num.setdefault(leaf.group, len(own)):
-                problem = f"{len(own)} rows where '{leaf.group}' has {num[leaf.group]}"
-                raise UsageError(f"{self.place(i, leaf.path)}: {problem}")
+            num.setdefault(leaf.group, len(own))
         counts = {group: np.array([n]) for group, n in num.items()}
         for leaf, own in zip(leaves, rows):
-            for problem in check.wrong_values(leaf, own, counts) if leaf.is_links else ():
+            self.compare(leaf, own, (len(own), *leaf.space.shape), counts, i)
+            if len(own) != num[leaf.group]:
+                problem = f"{len(own)} rows where '{leaf.group}' has {num[leaf.group]}"
                 raise UsageError(f"{self.place(i, leaf.path)}: {problem}")
         return rows
 
@@ -412,21 +431,26 @@ class VectorEnvs:
         reader = SimpleNamespace(leaves=self.leaves)
         return self.script.Envs.collate(reader, [self.read(self.space, self.leaves, obs, i)])
 
-    def compare(self, leaf: Any, rows: np.ndarray, shape: tuple, i: int | None = None) -> None:
+    def compare(
+        self, leaf: Any, rows: np.ndarray, shape: tuple, counts: dict, i: int | None = None
+    ) -> None:
         """UsageError for rows of another dtype or shape, and for values that are no numbers of the
-        leaf's space."""
+        leaf's space, or no nodes of their graph. The rows are those of env i or, as `counts` says,
+        of all."""
         allowed = "biu" if leaf.dtype.kind in "biu" else "biuf"
         if rows.shape != shape or rows.dtype.kind not in allowed:
             found = f"dtype {rows.dtype}, shape {rows.shape}"
             needed = f"dtype {leaf.space.dtype}, shape {shape}"
             raise UsageError(f"{self.place(i, leaf.path)}: {found} where {needed} is declared")
-        if leaf.is_links:
-            return
-        bad = check.out_of_range(leaf, rows, {})
+        bad = check.out_of_range(leaf, rows, counts)
         if bad.any():
-            row = int(np.argwhere(bad)[0][0])
-            at = self.place(row if i is None else i, leaf.path)
-            raise UsageError(f"{at}: value {rows[bad][0]}{check.allowed(leaf, rows, bad)}")
+            if i is None:
+                ends = counts[leaf.group].cumsum()
+                i = int(np.searchsorted(ends, np.argwhere(bad)[0][0], "right"))
+                counts = {group: num[i : i + 1] for group, num in counts.items()}
+                rows = rows[ends[i] - counts[leaf.group][0] : ends[i]]
+            problem = next(check.wrong_values(leaf, rows, counts))
+            raise UsageError(f"{self.place(i, leaf.path)}: {problem}")
 
     def state(self) -> dict:
         """What `restore` goes on from; "env" is None where no copy of it does the same."""

@@ -151,6 +151,8 @@ def test_flags_of_the_trainings():
         for script in scripts:
             args = parsed(script, shlex.split(measure.flags_of(task, script, 512, 32, 3)))
             assert (args.env_id, args.num_envs, args.num_workers) == (env_id, 512, 3)
+            args = parsed(script, shlex.split(f"--env-id {env_id} {measure.VECTOR}"))
+            assert args.vectorization_mode == "vector_entry_point"
 
 
 @pytest.mark.slow

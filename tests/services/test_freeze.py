@@ -80,7 +80,7 @@ def test_no_gradient_and_no_norm():
     "names, sentence",
     [
         ("encode", "encode: there is no such part with weights; there are encoder, actor, critic"),
-        ("encoder,actor.9", "actor.9: there is no such part with weights; there are actor.0, acto"),
+        ("encoder,actor.9", "actor.9: there is no such part with weights; there are actor.0$"),
         ("encoder actor critic head", "encoder actor critic head: these are all weights, nothing"),
     ],
 )

@@ -15,7 +15,7 @@ import pytest
 import shared_blocks
 import torch
 from gymnasium import spaces
-from helpers import make_envs, run, run_folder, small_args
+from helpers import SmallEnv, make_envs, run, run_folder, small_args
 
 from cleanrl_graph import ppo_graph, services
 from cleanrl_graph.services import checkpoint
@@ -79,29 +79,20 @@ def same(ours, theirs):
 NODES = {"observation": "set", "head": "nodes"}
 
 
-@pytest.mark.parametrize(
-    "name, env_kwargs", [(name, NAMED) for name in SCRIPTS] + [(name, NODES) for name in MEMORIES]
-)
-def test_as_play_does(tmp_path, name, env_kwargs):
+@pytest.mark.parametrize("name", ["ppo_graph", *MEMORIES])
+def test_as_play_does(tmp_path, name):
     """One environment after the other by one policy, which forgets at each episode's start; memory
     or not."""
-    path = tmp_path / "model.pt"
-    played = saved(path, name, env_kwargs=env_kwargs)
-    policy = load_policy(path)
+    played = saved(tmp_path / "model.pt", name, env_kwargs=NODES)
+    policy = load_policy(tmp_path / "model.pt")
     for i, actions in enumerate(played):
         policy.reset()
         assert same(episode(policy, policy.make_env(), seed=10_001 + i), actions)
-    if name in MEMORIES and env_kwargs == NAMED:
-        first = lambda: episode(policy, policy.make_env(), seed=10_001)
-        policy.reset(), episode(policy, policy.make_env(), seed=7)
-        assert not same(first(), played[0])  # it remembers the last one
-        policy.reset()
-        assert same(first(), played[0])
 
 
 @pytest.mark.parametrize(
     "name, flags",
-    [(name, {"env_kwargs": NAMED}) for name in MEMORIES]
+    [(name, {"env_kwargs": NAMED}) for name in SCRIPTS]
     + [(name, {"env_id": "envs:NeighbourMean-v0"}) for name in ("ppo_graph", "ppo_gtrxl")],
 )
 def test_many_environments(tmp_path, name, flags):
@@ -119,31 +110,31 @@ def test_many_environments(tmp_path, name, flags):
             if starts[i]:
                 observations[i], _ = envs[i].reset()
     assert all(not env.open and same(env.actions, actions) for env, actions in zip(envs, played))
-    if name == "ppo_graph":
-        assert len(policy(observations[:2])) == 2
-        assert same(policy(observations * 2), policy(observations) * 2)
-    else:
+    if policy.has_memory:
         with pytest.raises(ValueError, match="^num_envs=4: give a list of 4 observations$"):
             policy(observations[:2])
+    else:
+        assert len(policy(observations[:2])) == 2
+        assert same(policy(observations * 2), policy(observations) * 2)
 
 
-@pytest.mark.parametrize("kind", ["vector", "graph"])
-def test_one_observation_for_many_environments(tmp_path, kind):
-    """A list is asked for, also where the observation has as many entries as there are
-    environments; an array of observations is as good as a list."""
-    saved(tmp_path / "model.pt", "ppo_graph", env_kwargs=NAMED | {"observation": kind})
+def test_one_observation_for_many_environments(tmp_path):
+    """A list is asked for; an array of observations is as good as a list."""
+    saved(tmp_path / "model.pt", "ppo_graph", env_kwargs=NAMED)
+    policy = load_policy(tmp_path / "model.pt", num_envs=4)
+    with pytest.raises(ValueError, match="^num_envs=4: give a list of 4 observations$"):
+        policy(policy.make_env().reset(seed=1)[0])
+    saved(tmp_path / "model.pt", "ppo_graph", env_kwargs=NAMED | {"observation": "vector"})
     policy = load_policy(tmp_path / "model.pt", num_envs=4)
     obs, _ = policy.make_env().reset(seed=1)
-    with pytest.raises(ValueError, match="^num_envs=4: give a list of 4 observations$"):
+    assert same(policy(np.stack([obs] * 4)), policy((obs,) * 4))
+    with pytest.raises(ValueError, match="^env 0, leaf 'obs', step 3: .* shape \\(\\) where"):
         policy(obs)
-    assert len(policy([obs] * 4)) == 4
-    if kind == "vector":
-        assert same(policy(np.stack([obs] * 4)), policy((obs,) * 4))
 
 
-def test_details(tmp_path, name="ppo_gtrxl"):
+def test_details(tmp_path):
     """Log-probability and value are the network's: what it says of that action."""
-    saved(tmp_path / "model.pt", name, env_id="CartPole-v1")
+    saved(tmp_path / "model.pt", "ppo_gtrxl", env_id="CartPole-v1")
     policy = load_policy(tmp_path / "model.pt", num_envs=3)
     agent = policy.agent
     noted = []
@@ -153,10 +144,7 @@ def test_details(tmp_path, name="ppo_gtrxl"):
     assert len(action) == 3 and log_prob.shape == value.shape == (3,)
     assert (log_prob == expected.numpy()).all() and (value == expected_value.numpy()).all()
     assert len(set(value.tolist())) == 3 and (log_prob < 0).all()
-
-
-def test_no_value_without_the_critic(tmp_path):
-    """With --critic-only a policy has no critic, so no value."""
+    # With --critic-only a policy has no critic
     flags = dict(env_kwargs=NAMED | {"observation": "mixed"}, critic_only=("speed",))
     saved(tmp_path / "model.pt", "ppo_graph", **flags)
     policy = load_policy(tmp_path / "model.pt")
@@ -243,71 +231,62 @@ def test_what_does_not_fit(tmp_path):
         load_policy(tmp_path / "none.pt")
 
 
-def test_folder_of_runs(tmp_path):
-    """The newest model below a folder is meant, by load_policy and by --load-model."""
-    (tmp_path / "runs").mkdir()
-    with pytest.raises(
-        ValueError, match="runs: no model.pt or checkpoint is in this folder or below"
-    ):
-        load_policy(tmp_path / "runs")
-    for seed, folder in ((1, tmp_path / "runs"), (2, tmp_path / "runs" / "sweep")):
-        path = run(folder, env_id="CartPole-v1", seed=seed, save_model=True).folder / "model.pt"
-        os.utime(path, (seed, seed))
-        weights = torch.load(path)["model"]
-        for given in (load_policy(tmp_path / "runs"), load_policy(path)):
-            state = given.agent.state_dict()
-            assert all(torch.equal(state[name], value) for name, value in weights.items())
-    rows = run(tmp_path / "b", load_model=str(tmp_path / "runs"), total_timesteps=0).rows
-    assert rows == run(tmp_path / "c", load_model=str(path), total_timesteps=0).rows
+def test_files_that_a_folder_means(tmp_path):
+    """The newest model below it. In the folder of a run its model.pt, else its newest checkpoint,
+    else its best.pt."""
 
+    def bias(path):
+        return load_policy(path).agent.critic[0].bias[0].item()
 
-def test_checkpoint_and_folder(tmp_path):
-    """A run that is not finished plays from its newest checkpoint, which is as good as a model.pt;
-    its folder names either."""
-    flags = dict(env_id="CartPole-v1", checkpoint_every=1)
-    folder = run(tmp_path, **flags).folder
-    (path, *_) = sorted(folder.glob("*.ckpt"), reverse=True)
-    expected = checkpoint.read(path)["model"]
-    for where in (path, str(path), folder):
-        weights = load_policy(where).agent.state_dict()
-        assert all(torch.equal(weights[name], value) for name, value in expected.items())
-    env = gym.make("CartPole-v1")
-    assert load_policy(folder)(env.reset(seed=1)[0]) in (0, 1)
-    zeros = {name: 0 * value for name, value in expected.items()}
-    model = {"script": "ppo_graph", "args": checkpoint.read(path)["args"], "model": zeros}
-    torch.save(model, folder / "model.pt")
-    assert not any(value.any() for value in load_policy(folder).agent.state_dict().values())
-    path.write_bytes(path.read_bytes()[:-1])
+    runs = tmp_path / "runs"
+    one, two = runs / "one", runs / "sweep" / "two"
+    for folder in (one, two):
+        folder.mkdir(parents=True)
+    with pytest.raises(ValueError, match="runs: no model.pt or checkpoint is in this folder or be"):
+        load_policy(runs)
+    ran = run(tmp_path / "run", env_id="CartPole-v1", checkpoint_every=1)
+    older, newer = sorted(ran.folder.glob("*.ckpt"))
+    written = checkpoint.read(newer)
+    expected = written["model"]["critic.0.bias"][0].item()
+    assert checkpoint.read(older)["model"]["critic.0.bias"][0] != expected
+    model = {"script": "ppo_graph", "args": written["args"], "model": written["model"]}
+    for k, path in enumerate((one / "model.pt", two / newer.name, one / "best.pt")):
+        if path.suffix == ".ckpt":
+            path.write_bytes(newer.read_bytes())
+        else:
+            model["model"]["critic.0.bias"][0] = k
+            torch.save(model, path)
+        os.utime(path, (k, k))
+    assert bias(runs) == bias(str(two)) == bias(two / newer.name) == bias(ran.folder) == expected
+    assert bias(one) == 0
+    os.utime(one / "model.pt", (9, 9))
+    assert bias(runs) == 0
+    (one / "model.pt").unlink()
+    assert bias(one) == 2
+    newer.write_bytes(newer.read_bytes()[:-1])
     with pytest.raises(ValueError, match="ckpt: not a file that a run wrote"):
-        load_policy(path)
+        load_policy(newer)
 
 
 def test_all_entries_of_a_list(tmp_path):
     """Without an environment the policy is one for each entry of --env-kwargs, also for those with
     more rows to choose from than the first."""
     sizes = [{"jobs": 2, "machines": 2}, {"jobs": 5, "machines": 3}]
-    kwargs = dict(env_id="envs:JobShop-v0", env_kwargs=sizes, num_envs=2, save_model=True)
-    path = run(tmp_path, **kwargs).folder / "model.pt"
-    policy = load_policy(path)
+    saved(tmp_path / "model.pt", "ppo_graph", env_id="envs:JobShop-v0", env_kwargs=sizes)
+    policy = load_policy(tmp_path / "model.pt")
     for i in range(2):
         env = policy.make_env(i)
         assert env.action_space.contains(policy(env.reset(seed=1)[0]))
 
 
 # ---- --load-model: flags of the file ----
-NETWORK = {
-    "ppo_graph": dict(hidden_dims=(12,), gnn="sage", norm_obs=True),
-    "ppo_gtrxl": dict(dim=16, num_layers=2, prev_reward=True),
-}
-
-
-@pytest.mark.parametrize("name", NETWORK)
-def test_evaluation_alone_takes_the_flags_of_the_file(tmp_path, capsys, name):
+def test_evaluation_alone_takes_the_flags_of_the_file(tmp_path, capsys):
     """Only --load-model: the same network, memory and environment play the same episodes; others of
     its kwargs may be given."""
-    script, flags = importlib.import_module(f"cleanrl_graph.{name}"), NETWORK[name]
-    env = dict(env_id="envs:JobShop-v0", env_kwargs={"jobs": 2, "machines": 2})
-    first = run(tmp_path / "a", script, save_model=True, eval_episodes=2, **env, **flags)
+    script = importlib.import_module("cleanrl_graph.ppo_gtrxl")
+    flags = dict(env_id="envs:JobShop-v0", env_kwargs={"jobs": 2, "machines": 2}, norm_obs=True)
+    flags |= dict(dim=16, num_layers=2, prev_reward=True)
+    first = run(tmp_path / "a", script, save_model=True, eval_episodes=2, **flags)
     more = dict(total_timesteps=0, eval_episodes=2, cuda=False, save_model=True)
     alone = args_of(script, **more, load_model=str(first.folder / "model.pt"))
     played = lambda folder, **more: services.run(script, alone, run_dir=str(folder), **more)
@@ -316,8 +295,7 @@ def test_evaluation_alone_takes_the_flags_of_the_file(tmp_path, capsys, name):
     said = capsys.readouterr().err
     assert "it/s" not in said  # no bar of no steps
     assert "taken from the file" in said and "not taken" not in said
-    taken, expected = flags_of(tmp_path / "b"), json.loads(json.dumps(env | flags))
-    assert all(taken[name] == value for name, value in expected.items())
+    assert flags.items() <= flags_of(tmp_path / "b").items()
     larger = {"jobs": 4, "machines": 2}
     assert played(tmp_path / "c", env_kwargs=larger) != first.rows
     assert flags_of(tmp_path / "c")["env_kwargs"] == larger
@@ -358,32 +336,22 @@ def test_flags_that_make_another_network(tmp_path, monkeypatch, capsys):
 
 
 # ---- In an environment ----
-class Heaps(gym.Env):
-    """The agent takes a heap, then its opponent, which is a policy, takes one. It is truncated when
-    there is none."""
+class Heaps(SmallEnv):
+    """The agent takes a heap, then its opponent, which is a policy, takes one."""
 
     observation_space = spaces.Sequence(spaces.Box(0, 1, (2,), np.float32), stack=True)
-    action_space = spaces.Discrete(50)
+    action_space, length = spaces.Discrete(50), 2
 
     def __init__(self, opponent=lambda obs: 0, fails=False):
         self.opponent = opponent
         self.fails = fails
 
     def observe(self):
-        return self.np_random.random((self.num, 2), np.float32)
+        return np.zeros((4 - 2 * self.t, 2), np.float32)
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.num = 4
-        return self.observe(), {}
-
-    def step(self, action):
-        self.num -= 1
-        self.opponent(self.observe())
-        if self.fails:
-            raise KeyError("heap")
-        self.num -= 1
-        return self.observe(), 1.0, False, self.num == 0, {}
+    def reward(self, action):
+        self.opponent(self.observe()[1:])
+        return 1 / (1 - self.fails)
 
 
 gym.register("Heaps-v0", Heaps)
@@ -398,12 +366,10 @@ def test_opponents(tmp_path):
     envs = make_envs([lambda: Heaps(opponent)] * 2, **flags)
     envs.reset(0)
     assert envs.step([0, 0]).truncated.tolist() == [False] * 2
-    step = envs.step([0, 0])
-    assert step.truncated.tolist() == [True] * 2
-    assert [flat.counts["obs"].tolist() for flat in step.finals] == [[0]] * 2
+    assert [flat.counts["obs"].tolist() for flat in envs.step([0, 0]).finals] == [[0]] * 2
     envs = make_envs([lambda: Heaps(opponent), lambda: Heaps(opponent, fails=True)], **flags)
     envs.reset(0)
-    with pytest.raises(UsageError, match="env 1, step 1, step.*KeyError: 'heap'"):
+    with pytest.raises(UsageError, match="env 1, step 1, step.*ZeroDivisionError"):
         envs.step([0, 0])
 
 

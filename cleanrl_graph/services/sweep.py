@@ -202,7 +202,7 @@ def work(
                     tqdm.write(f"{name}: {f'FAILED ({code})' if code else outcome}")
                     total.update()
             percents = [progress(job.folder)[0] for job, *_ in running.values()]
-            total.set_postfix_str(" ".join(percents))
+            total.set_postfix_str(" ".join(percents), refresh=sys.stderr.isatty())
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         stop([process for *_, process in running.values()])

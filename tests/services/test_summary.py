@@ -163,12 +163,11 @@ def test_several_short_lists_beside_rows(sizes, is_said):
 
 
 def fleet(name, num):
-    """Vehicles that act, beside a graph; each has a part of that name."""
+    """Cars that act, beside a graph; each has a part of that name."""
     action = spaces.Sequence(spaces.Dict({name: spaces.Discrete(num)}))
-    vehicles = spaces.Sequence(helpers.vector(2), stack=True)
-    observation = spaces.Dict(map=helpers.graph_space(features=2), vehicles=vehicles)
-    obs = observation.sample()
-    return helpers.ListEnv(observation, [obs], spaces.Dict(vehicles=action))
+    cars = spaces.Sequence(helpers.vector(2), stack=True)
+    observation = spaces.Dict(cars=cars, map=helpers.graph_space(features=2))
+    return helpers.ListEnv(observation, [], spaces.Dict(cars=action))
 
 
 @pytest.mark.parametrize(
@@ -177,17 +176,17 @@ def fleet(name, num):
         (
             "target",
             1000,
-            "'map.nodes', call that part of the action 'map'; if not, --action-head v",
+            "'map.nodes', call that part of the action 'map'; if not, --action-head c",
         ),
-        ("map", 1000, "vehicles.map: for each row of vehicles choice of a row of map.nodes"),
-        ("target", 3, "for each row of vehicles a fixed list of 3 options"),
+        ("map", 1000, "cars.map: for each row of cars choice of a row of map.nodes"),
+        ("target", 3, "for each row of cars a fixed list of 3 options"),
     ],
 )
 def test_rows_that_choose_by_a_wrong_name(name, num, text):
     lines = told(fleet(name, num))
     assert any(text in line for line in lines), lines
     assert any("warning" in line for line in lines) == text.startswith("'map.nodes'")
-    lines = told(fleet(name, num), action_head="vehicles")
+    lines = told(fleet(name, num), action_head="cars")
     assert not any("warning" in line for line in lines)
 
 

@@ -177,7 +177,7 @@ def without(space: gym.Space, names: Iterable[str], path: str = "") -> gym.Space
         is_graph = isinstance(space[k], gym.spaces.Graph)
         if not {own, f"{own}.nodes" if is_graph else own} & set(names):
             children[k] = without(space[k], names, own)
-    return gym.spaces.Dict(children)
+    return gym.spaces.Dict(list(children.items()))  # a dict would be sorted
 
 
 def flag(name: str, value: Any) -> str:

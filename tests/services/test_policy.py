@@ -14,7 +14,7 @@ import pytest
 import shared_blocks
 import torch
 from gymnasium import spaces
-from helpers import SmallEnv, make_envs, run, run_folder, small_args
+from helpers import SmallEnv, make_envs, run, run_folder, small_args, vector
 
 from cleanrl_graph import ppo_graph, services
 from cleanrl_graph.services import checkpoint
@@ -137,10 +137,28 @@ def test_details(tmp_path):
     assert len(action) == 3 and log_prob.shape == value.shape == (3,)
     assert (log_prob == expected.numpy()).all() and (value == expected_value.numpy()).all()
     assert len(set(value.tolist())) == 3 and (log_prob < 0).all()
-    # With --critic-only a policy has no critic
-    flags = dict(env_kwargs=NAMED | {"observation": "mixed"}, critic_only=("speed",))
-    saved(tmp_path / "model.pt", "ppo_graph", **flags)
+
+
+class Secret(SmallEnv):
+    """A Dict whose keys are not sorted."""
+
+    observation_space = spaces.Dict([(name, vector(2)) for name in ("b", "a", "secret")])
+    action_space = vector(2)
+
+    def observe(self):
+        return {name: self.np_random.random(2, np.float32) for name in self.observation_space}
+
+
+gym.register("Secret-v0", Secret)
+
+
+def test_critic_only(tmp_path):
+    """A policy has no critic, and acts without what only the critic sees."""
+    flags = dict(env_id="Secret-v0", critic_only=("secret",))
+    played = saved(tmp_path / "model.pt", "ppo_graph", **flags)
     policy = load_policy(tmp_path / "model.pt")
+    assert list(policy.observation_space) == ["b", "a"]
+    assert same(episode(policy, policy.make_env(), seed=10_001), played[0])
     _, log_prob, value = policy(policy.make_env().reset(seed=1)[0], details=True)
     assert log_prob.shape == (1,) and value is None
 
@@ -246,7 +264,8 @@ def test_files_that_a_folder_means(tmp_path):
     assert bias(one) == 0
     os.utime(one / "model.pt", (9, 9))
     assert bias(runs) == 0
-    (one / "model.pt").unlink()
+    (one / "model.pt").rename(ran.folder / "model.pt")
+    assert bias(ran.folder) == 0
     assert bias(one) == 2
     newer.write_bytes(newer.read_bytes()[:-1])
     with pytest.raises(ValueError, match="ckpt: not a file that a run wrote"):

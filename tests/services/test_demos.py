@@ -157,51 +157,37 @@ def test_seed():
         assert not np.array_equal(a[name], other[name])
 
 
-MATRIX = spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[1, 0], [-1, 5]])
-INNER = spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1)])
-OUTER = spaces.Dict(b=INNER, a=spaces.Discrete(4, start=1))
-
-
-@pytest.mark.parametrize(
-    "space, action, columns",
-    [
-        (MATRIX, np.array([[2, 2], [-1, 6]]), [1, 2, 0, 1]),
-        (OUTER, {"a": 2, "b": (1, np.array([0.5]))}, [1, 0.5, 1]),
-    ],
-)
-def test_columns_of_actions(space, action, columns):
-    """In the order of the space, options counted from 0; integers, or floats where a part is a
-    Box."""
-    data = recorded(lambda *_: action, action_space=space, children=DENSE)
-    assert data["actions"].tolist() == [columns] * 6
-    has_box = any(isinstance(column, float) for column in columns)
-    assert data["actions"].dtype == (np.float64 if has_box else np.int64)
-
-
-def test_boxes_come_back(tmp_path):
-    """The environment is given what the policy says, and given it again by an agent that has cloned
-    it, whatever numbers a script has for it: integers of all widths, and bounds that are equal."""
+def test_actions_come_back(tmp_path):
+    """Columns follow the space, options are counted from 0. The environment is given what the
+    policy says, and given it again by an agent that has cloned it, whatever numbers a script has
+    for it: integers of all widths, and bounds that are equal."""
     wide = spaces.Box(np.array([0, -5, 7]), np.array([1000, 2**40, 7]), dtype=np.int64)
-    space = spaces.Tuple([wide, spaces.Box(np.float32([2, -1]), np.float32([2, 1]))])
-    action = np.array([999, 3, 7]), np.float32([2, 0.25])
+    narrow = spaces.Box(np.float32([2, -1]), np.float32([2, 1]))
+    matrix = spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[1, 0], [-1, 5]])
+    space = spaces.Dict(a=spaces.Tuple([wide, matrix]), b=spaces.Discrete(4, start=1), c=narrow)
+    pair = np.array([999, 3, 7]), np.array([[2, 2], [-1, 6]])
+    action = {"a": pair, "b": 2, "c": np.float32([2, 0.25])}
     given = []
 
     class Noting(Growing):
         def step(self, action):
-            given.append(np.concatenate(list(map(np.ravel, action))))
+            parts = *action["a"], action["b"], action["c"]
+            given.append(np.concatenate(list(map(np.ravel, parts))))
             return super().step(action)
 
     def envs_of():
         make = lambda: Noting(action_space=space, children=DENSE)
         return make_envs([lambda: fitting.fit(make())], script=script)
 
-    path = file_of(tmp_path, demos.record(envs_of(), lambda *_: action, 1, 0))
+    data = demos.record(envs_of(), lambda *_: action, 1, 0)
+    assert data["actions"].dtype == np.float64  # as a part is a Box
+    assert data["actions"][:, 3:8].tolist() == [[1, 2, 0, 1, 1]] * 3
     envs = envs_of()
-    _, actions = load(path, envs)
+    _, actions = load(file_of(tmp_path, data), envs)
     envs.reset(0)
     rows = {script.STEP: actions[:1].numpy()}
     envs.step(script.to_env_actions(envs.action_space, rows, script.STEP, None))
-    assert np.array_equal(given, [np.concatenate(action)] * 4)
+    assert np.array_equal(given, [[999, 3, 7, 2, 2, -1, 6, 2, 2, 0.25]] * 4)
 
 
 def test_actions_that_cannot_be_recorded_or_read(tmp_path):

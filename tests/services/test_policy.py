@@ -117,6 +117,8 @@ def test_many_environments(tmp_path, name, flags):
                 observations[i], _ = envs[i].reset()
     assert all(not env.open and same(env.actions, actions) for env, actions in zip(envs, played))
     if policy.has_memory:
+        action, *_ = policy(observations, rewards, [True, False, False, False])  # it forgets
+        assert same([action], [load_policy(tmp_path / "model.pt")(observations[0])])
         with pytest.raises(ValueError, match="^num_envs=4: give a list of 4 observations$"):
             policy(observations[:2])
     else:

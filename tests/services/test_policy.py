@@ -290,7 +290,7 @@ def test_evaluation_alone_takes_the_flags_of_the_file(tmp_path, capsys):
     """Only --load-model: the same network, memory and environment play the same episodes; others of
     its kwargs may be given."""
     script = importlib.import_module("cleanrl_graph.ppo_gtrxl")
-    flags = dict(env_id="envs:JobShop-v0", env_kwargs={"jobs": 2, "machines": 2}, norm_obs=True)
+    flags = dict(env_id="envs:JobShop-v0", env_kwargs={"jobs": 2, "machines": 2}, norm_obs=False)
     flags |= dict(dim=16, num_layers=2, prev_reward=True)
     first = run(tmp_path / "a", script, save_model=True, eval_episodes=2, **flags)
     more = dict(total_timesteps=0, eval_episodes=2, cuda=False, save_model=True)

@@ -112,11 +112,13 @@ def test_table_of_the_evaluation(tmp_path):
 
 
 def test_sampled_episodes_and_means():
-    """They have columns of their own; what is NaN does not count."""
-    infos = [{"episode": {"r": 1.0, "l": 2}, "metrics": {"late": late}} for late in (2.0, math.nan)]
+    """They have columns of their own, but for the best known cost; NaN does not count."""
+    episode = {"episode": {"r": 1.0, "l": 2}, "eval": {"cost": 3, "best_known": 2}}
+    infos = [episode | {"metrics": {"late": late}} for late in (2.0, math.nan)]
     rows = [evaluate.outcome(info) | evaluate.outcome(info, "sampled ") for info in infos]
     lines = evaluate.eval_table(rows).splitlines()
-    assert lines[0].endswith("| late | sampled late |") and lines[-1].endswith("| **2** | **2** |")
+    assert lines[0].endswith("| sampled cost gap % | late | sampled late |")
+    assert lines[-1].endswith("| **50.0** | **2** | **2** |") and "sampled best" not in lines[0]
 
 
 def test_after_a_resume(tmp_path):

@@ -224,6 +224,14 @@ def test_mean_and_deviation_over_seeds(tmp_path, capsys):
     assert "| m:E-v0 | learning_rate 0.2 | 1 | 30 | 3 | 5 |" in table
 
 
+def test_grid_of_a_curve():
+    """It begins where all its runs have a mean. One that ends earlier keeps its last."""
+    points, means = [[5, 20], [10, 15]], [[1, 2], [3, 4]]
+    grid, rows = plot.on_grid(list(map(np.array, points)), list(map(np.array, means)))
+    assert 10 <= grid[0] < 10.2 and rows[:, 0].tolist() == [1, 3]
+    assert grid[-1] == 20 and rows[:, -1].tolist() == [2, 4]
+
+
 def test_which_runs_are_one_curve(tmp_path, capsys):
     """Those that are alike in the flags of --by, or in all; in which others they differ is said.
     Runs of other environments, arguments of them or wrappers are never one curve. Versions of
@@ -234,14 +242,14 @@ def test_which_runs_are_one_curve(tmp_path, capsys):
         return {key: len(own) for key, own in curves.items()}
 
     for k, (rate, gamma) in enumerate([(1, 0.9), (1, 0.8), (2, 0.9), (2, 0.9)]):
-        more = dict(seed=k, commit=f"{k}", versions={"torch": f"2.{k}"})
+        more = dict(seed=k, commit=f"{k}", versions={"torch": f"2.{k}"}, num_envs=4)
         made_run(tmp_path / f"{k}", [1, 2], learning_rate=rate, gamma=gamma, **more)
-    made_run(tmp_path / "4", [1, 2], env_id="F-v0", learning_rate=3, gamma=0.9)
+    made_run(tmp_path / "4", [1, 2], env_id="F-v0", learning_rate=3, gamma=0.9, num_envs=8)
     names = {"m:E-v0, gamma 0.8": 1, "m:E-v0, gamma 0.9": 3, "F-v0, gamma 0.9": 1}
     assert {", ".join(key): num for key, num in sizes(["--gamma"]).items()} == names
     assert capsys.readouterr().err == "m:E-v0, gamma 0.9: its runs differ in learning_rate\n"
     assert sorted(sizes().values()) == [1, 1, 1, 2] and capsys.readouterr().err == ""
-    with pytest.raises(SystemExit, match="--by lr: .* no such flag; the runs differ in gamma, lea"):
+    with pytest.raises(SystemExit, match="--by lr: .* no such flag; the runs differ in .*rate$"):
         sizes(["lr"])
     for k, (kwargs, wrap) in enumerate([({"jobs": 3}, []), ({"jobs": 9}, []), ({}, ["hide:1"])]):
         made_run(tmp_path / f"task {k}", [1], env_id="G-v0", env_kwargs=kwargs, wrap=wrap)

@@ -276,7 +276,7 @@ def test_sampled_actions(tmp_path):
 
 # ---- Memories ----
 NODES = {"observation": "set", "head": "nodes"}
-EXPLORE = dict(env_id="envs:GraphExplore-v0")
+EXPLORE = dict(env_id="envs:GraphExplore-v0", env_kwargs={"episode_length": 7})
 RESCALE = ("gymnasium.wrappers:RescaleAction:10:1000",)  # actions are scaled to these bounds
 MEMORIES = {
     "framestack": ("ppo_framestack", dict(env_kwargs=GRAPH)),

@@ -179,7 +179,7 @@ def read(path: str, leaves: list) -> tuple[list, np.ndarray]:
         num = data.get(f"counts/{leaf.path}", np.array([])).astype(np.int64)
         if not leaf.is_ragged:
             num = np.ones(num_steps, np.int64)
-        if len(num) != num_steps or num.min(initial=0) < 0 or num.sum() != len(rows):
+        if len(num) != num_steps or num.sum() != len(rows):
             raise ValueError(
                 f"leaf '{leaf.path}': counts of {len(num)} steps and {num.sum()} rows where there "
                 f"are {num_steps} steps and {len(rows)} rows"
@@ -204,11 +204,14 @@ def check_actions(actions: np.ndarray, parts: list, flat: Any, paths: list[str])
             stop = part.n if rows is None else rows[:, None]
             bad = (chosen < 0) | (chosen >= stop) | (chosen != np.floor(chosen))
         if part.mask is not None and not bad.any():
-            leaf = flat.values[paths.index(part.mask)]
-            before = np.nan_to_num(actions[:, part.columns.start - 1]).astype(np.int64)
-            num = flat.counts.get(part.mask, np.ones(flat.size, np.int64))
-            bad = is_masked(part, chosen.astype(np.int64), rows, leaf, num, before)
             problem = "is masked"
+            mask = flat.values[paths.index(part.mask)]
+            mask = mask.reshape(len(mask), math.prod(mask.shape[1:])) != 0
+            num = flat.counts.get(part.mask, np.ones(flat.size, np.int64))
+            masks = np.split(mask, num.cumsum()[:-1])
+            nums = [None] * flat.size if rows is None else rows
+            steps = zip(chosen.astype(int), masks, nums, actions[:, part.columns.start - 1])
+            bad = np.array([[is_masked(part, *step)] for step in steps])
         if bad.any():
             step = bad.any(1).argmax()
             action = chosen[step].tolist()
@@ -216,29 +219,17 @@ def check_actions(actions: np.ndarray, parts: list, flat: Any, paths: list[str])
 
 
 def is_masked(
-    part: Any,
-    chosen: np.ndarray,
-    rows: np.ndarray | None,
-    mask: np.ndarray,
-    num: np.ndarray,
-    before: np.ndarray,
-) -> np.ndarray:
-    """Whether a mask, of which each step has `num` [S] rows, forbids what is `chosen` [S, columns],
-    given what the part `before` has chosen [S]; a choice is one of `rows` [S], None for others. One
-    without any option allows all."""
-    mask = mask.reshape(len(mask), math.prod(mask.shape[1:])) != 0
-    first = num.cumsum() - num
-    if rows is not None and len(mask) > rows.sum():
-        first = first + before * rows
-    elif part.given:
-        options = part.k * part.n
-        mask = mask.reshape(-1, options)[first * (mask.shape[1] // options) + before]
-    else:
+    part: Any, chosen: np.ndarray, mask: np.ndarray, num: int | None, before: float
+) -> bool:
+    """Whether a step's mask [rows, any] forbids what is `chosen` [columns], given what the part
+    before has chosen; a choice is one of `num` rows, None for others. A mask without any option
+    allows all."""
+    if part.group is None and part.given:
+        mask = mask.reshape(-1, part.k * part.n)[int(before)]
+    elif part.group is None or len(mask) == num:
         mask = mask[:, part.entries]
-    if rows is not None:
-        allowed = np.append(mask.any(1), False)
-        places = [slice(*each) for each in zip(first, first + rows)]
-        is_any = np.array([allowed[place].any() for place in places])
-        return ~allowed[first[:, None] + chosen] & is_any[:, None]
-    mask = mask.reshape(len(mask), part.k, part.n)
-    return ~np.take_along_axis(mask, chosen[..., None], 2)[..., 0] & mask.any(2)
+    else:  # an entry for each pair of rows
+        mask = mask[int(before) * num :][:num]
+    allowed = mask.any(1)[None] if part.group is not None else mask.reshape(part.k, part.n)
+    is_chosen = np.take_along_axis(allowed, chosen[:, None], 1)[:, 0]
+    return bool((allowed.any(1) & ~is_chosen).any())

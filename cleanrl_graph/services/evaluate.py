@@ -1,4 +1,6 @@
-"""cleanrl_graph, what a trained agent is worth: suites of instances, tables, a video.
+"""cleanrl_graph, what a trained agent is worth. A run ends with a table, a row for each episode of
+--eval-episodes or instance of --eval-suite, in eval.md and eval.csv; --capture-video adds
+episode.gif.
 
 The functions are handed `play(makers, greedy)`, which returns the last info of the first episode in
 each environment, and `make(**more)`, which makes the environment of the flags with more keyword
@@ -33,7 +35,124 @@ GAP = " gap %"  # ends the name of a column that compares costs with the best kn
 SHOWN = 20  # rows that are printed; of more the means are
 
 
+# ---- What the flags ask for ----
+def check(make: Callable[..., gym.Env], args: Any) -> None:
+    """SystemExit before the training for what could not be evaluated after it."""
+    make = partial(make, args, 0)
+    with contextlib.chdir("."):  # an environment may change the current folder
+        if args.eval_suite:
+            suite_entries(make, args)
+        if args.capture_video:
+            check_video(make)
+
+
+def evaluate(run: Any, play: Callable, make: Callable[..., gym.Env]) -> list[dict]:
+    """Plays what the flags of a Run say, --eval-suite or --eval-episodes of each entry of
+    --env-kwargs, saves table and video. Returns the rows of the table. After an error the table has
+    the rows before it. An episode of --eval-episodes has at most ten times the steps of the longest
+    one of the training."""
+    args = run.args
+    most = args.eval_max_steps
+    if run.longest and not args.eval_suite:
+        args.eval_max_steps = min(most, 10 * run.longest)
+    if args.eval_suite:
+        played = run_suite(play, partial(make, args, 0), args)
+    else:
+        played = run_episodes(play, make, args)
+    rows = []
+    try:
+        for row in played:
+            rows.append(row)
+    finally:
+        if rows:
+            save_table(rows, run.folder, run.writer, run.global_step)
+            print_cut(rows, args)
+        args.eval_max_steps = most
+    if args.capture_video:
+        save_video(str(Path(run.folder, "episode.gif")), play, partial(make, args, 0))
+    return rows
+
+
+def run_episodes(play: Callable, make: Callable[..., gym.Env], args: Any) -> Iterator[dict]:
+    """A row per greedy episode, --eval-episodes of each entry of --env-kwargs. Its "task" is
+    "task_k" of entry k, if there are several; its "group" info["group"] at the episode's end, if
+    there is one. "cut" is 1 where it did not end. If one did not, as many episodes with the same
+    seeds are sampled: "sampled return" and so on are theirs."""
+    num_tasks = len(entries(args))
+    for k in range(num_tasks):
+        makers = [partial(make, args, k)] * args.eval_episodes
+        infos = play(makers, True) if makers else []
+        sampled = []
+        if any("cut" in info for info in infos):
+            sampled = play(makers, False)
+        for i, info in enumerate(infos):
+            row = {"episode": i}
+            if num_tasks > 1:
+                row["task"] = f"task_{k}"
+            if info.get("group") is not None:
+                row["group"] = info["group"]
+            row |= outcome(info)
+            if sampled:
+                row |= outcome(sampled[i], "sampled ")
+            yield row
+
+
+def outcome(info: dict, kind: str = "") -> dict:
+    """Length and return of an episode, "cut" if it did not end, and what else is in info["eval"]
+    and info["metrics"], with names of this kind."""
+    row = {f"{kind}length": info["episode"]["l"], f"{kind}return": info["episode"]["r"]}
+    if "cut" in info:
+        row[f"{kind}cut"] = 1
+    for name, value in info.get("eval", {}).items():
+        if not kind or name not in NAMES:  # a sampled episode has the instance of the greedy one
+            row.setdefault(f"{kind}{name}", value)
+    return row | metrics_of(info, kind)
+
+
+def print_cut(rows: list[dict], args: Any) -> None:
+    """Says how many episodes did not end, if any did not."""
+    mean = mean_of(rows)
+    if not mean.get("cut"):
+        return
+    num = len(rows)
+    text = f"{num} greedy episodes"
+    if args.eval_suite:
+        text = f"{num * (1 + args.eval_samples)} episodes"
+    elif "sampled return" in mean:
+        text += f", and {mean.get('sampled cut', 0)} sampled ones"
+    print(f"did not end in {args.eval_max_steps:,} steps: {mean['cut']} of {text}", flush=True)
+
+
 # ---- Suites of instances ----
+def run_suite(play: Callable, make: Callable[..., gym.Env], args: Any) -> Iterator[dict]:
+    """One row per instance: the cost of a greedy episode, the best of --eval-samples sampled ones
+    (of those that ended, if any did), what else is in info["eval"], the metrics of the greedy one,
+    and under "cut" how many did not end. Greedy episodes of instances that are alike are played
+    side by side."""
+    entries = suite_entries(make, args)
+    more = {"desc": "evaluation", "unit": "instance", "leave": False, "mininterval": 1}
+    bar = process.bar(total=len(entries), **more)
+    for batch in batches(make, entries):
+        greedy = play([partial(make, **entry) for entry in batch], True)
+        for entry, info in zip(batch, greedy):
+            row = {"instance": " ".join(map(str, entry.values())), "greedy": cost(info)}
+            row |= metrics_of(info)
+            infos = [info]
+            if args.eval_samples:
+                infos += play([partial(make, **entry)] * args.eval_samples, False)
+                _, row[f"best of {args.eval_samples}"] = min(
+                    ("cut" in info, cost(info)) for info in infos[1:]
+                )
+            for info in infos:
+                for name, value in info.get("eval", {}).items():
+                    if name != "cost":
+                        row.setdefault(name, value)
+            num_cut = sum("cut" in info for info in infos)
+            yield row | ({"cut": num_cut} if num_cut else {})
+            bar.update()
+    bar.close()
+
+
 def suite_entries(make: Callable[..., gym.Env], args: Any) -> list[dict]:
     """The keyword arguments of each instance of --eval-suite. SystemExit if the env's `eval_suites`
     lack it."""
@@ -71,34 +190,6 @@ def cost(info: dict) -> float:
     return np.ravel(value).item()
 
 
-def run_suite(play: Callable, make: Callable[..., gym.Env], args: Any) -> Iterator[dict]:
-    """One row per instance: the cost of a greedy episode, the best of --eval-samples sampled ones
-    (of those that ended, if any did), what else is in info["eval"], the metrics of the greedy one,
-    and under "cut" how many did not end. Greedy episodes of instances that are alike are played
-    side by side."""
-    entries = suite_entries(make, args)
-    more = {"desc": "evaluation", "unit": "instance", "leave": False, "mininterval": 1}
-    bar = process.bar(total=len(entries), **more)
-    for batch in batches(make, entries):
-        greedy = play([partial(make, **entry) for entry in batch], True)
-        for entry, info in zip(batch, greedy):
-            row = {"instance": " ".join(map(str, entry.values())), "greedy": cost(info)}
-            row |= metrics_of(info)
-            infos = [info]
-            if args.eval_samples:
-                infos += play([partial(make, **entry)] * args.eval_samples, False)
-                _, row[f"best of {args.eval_samples}"] = min(
-                    ("cut" in info, cost(info)) for info in infos[1:]
-                )
-            for info in infos:
-                for name, value in info.get("eval", {}).items():
-                    if name != "cost":
-                        row.setdefault(name, value)
-            yield row | num_cut(infos)
-            bar.update()
-    bar.close()
-
-
 def metrics_of(info: dict, kind: str = "") -> dict[str, dict]:
     """info["metrics"], if there are any, with names of this kind, apart from what may be costs. NaN
     is no value."""
@@ -107,19 +198,10 @@ def metrics_of(info: dict, kind: str = "") -> dict[str, dict]:
     return {f"{kind}metrics": metrics} if metrics else {}
 
 
-def num_cut(infos: list[dict]) -> dict[str, int]:
-    """{"cut": how many episodes were cut off}, if any was."""
-    num = sum("cut" in info for info in infos)
-    return {"cut": num} if num else {}
-
-
 # ---- Tables ----
 def columns_of(rows: list[dict]) -> list[str]:
     """The names of all columns in the order in which they come."""
-    columns = {}
-    for row in rows:
-        columns |= row
-    return list(columns)
+    return list(dict.fromkeys(name for row in rows for name in row))
 
 
 def flat(rows: list[dict]) -> tuple[list[dict], set[str]]:
@@ -150,16 +232,21 @@ def with_gaps(rows: list[dict]) -> list[dict]:
             costs.add(name)
     table = []
     for row in rows:
-        best = row.get("best_known")
         gaps = {}
         for name, value in row.items():
-            is_cost = name in costs
-            if is_cost and isinstance(value, Real):
-                has_best = isinstance(best, Real)
-                value = 100 * (value - best) / (abs(best) or math.nan) if has_best else None
-            gaps[name + is_cost * GAP] = value
+            if name in costs:
+                gaps[name + GAP] = gap(value, row.get("best_known"))
+            else:
+                gaps[name] = value
         table.append(gaps)
     return table
+
+
+def gap(cost: Any, best: Any) -> float | None:
+    """A cost's distance from the best known one in percent; None if one of them is no number."""
+    if not (isinstance(cost, Real) and isinstance(best, Real)):
+        return None
+    return 100 * (cost - best) / (abs(best) or math.nan)
 
 
 def means_of(rows: list[dict]) -> list[dict]:
@@ -314,103 +401,3 @@ def save_video(path: str, play: Callable, make: Callable[..., gym.Env]) -> None:
     timing = {"duration": durations, "loop": 0}
     with whole(path) as unfinished:
         first.save(unfinished, "GIF", save_all=True, append_images=others, **timing)
-
-
-# ---- What the flags ask for ----
-def check(make: Callable[..., gym.Env], args: Any) -> None:
-    """SystemExit before the training for what could not be evaluated after it."""
-    make = partial(make, args, 0)
-    with contextlib.chdir("."):  # an environment may change the current folder
-        if args.eval_suite:
-            suite_entries(make, args)
-        if args.capture_video:
-            check_video(make)
-
-
-def evaluate(run: Any, play: Callable, make: Callable[..., gym.Env]) -> list[dict]:
-    """Plays what the flags of a Run say, --eval-suite or --eval-episodes of each entry of
-    --env-kwargs, saves table and video. Returns the rows of the table. After an error the table has
-    the rows before it. An episode of --eval-episodes has at most ten times the steps of the longest
-    one of the training."""
-    args = run.args
-    most = args.eval_max_steps
-    longest = longest_episode(Path(run.folder, "episodes.csv"))
-    if longest and not args.eval_suite:
-        args.eval_max_steps = min(most, 10 * longest)
-    if args.eval_suite:
-        played = run_suite(play, partial(make, args, 0), args)
-    else:
-        played = run_episodes(play, make, args)
-    rows = []
-    try:
-        for row in played:
-            rows.append(row)
-    finally:
-        if rows:
-            save_table(rows, run.folder, run.writer, run.global_step)
-            print_cut(rows, args)
-        args.eval_max_steps = most
-    if args.capture_video:
-        save_video(str(Path(run.folder, "episode.gif")), play, partial(make, args, 0))
-    return rows
-
-
-def run_episodes(play: Callable, make: Callable[..., gym.Env], args: Any) -> Iterator[dict]:
-    """A row per greedy episode, --eval-episodes of each entry of --env-kwargs. Its "task" is
-    "task_k" of entry k, if there are several; its "group" info["group"] at the episode's end, if
-    there is one. "cut" is 1 where it did not end. If one did not, as many episodes with the same
-    seeds are sampled: "sampled return" and so on are theirs."""
-    num_tasks = len(entries(args))
-    for k in range(num_tasks):
-        makers = [partial(make, args, k)] * args.eval_episodes
-        infos = play(makers, True) if makers else []
-        sampled = []
-        if any("cut" in info for info in infos):
-            sampled = play(makers, False)
-        for i, info in enumerate(infos):
-            row = {"episode": i}
-            if num_tasks > 1:
-                row["task"] = f"task_{k}"
-            if info.get("group") is not None:
-                row["group"] = info["group"]
-            row |= outcome(info)
-            if sampled:
-                row |= outcome(sampled[i], "sampled ")
-            yield row
-
-
-def outcome(info: dict, kind: str = "") -> dict:
-    """Length and return of an episode, "cut" if it did not end, and what else is in info["eval"]
-    and info["metrics"], with names of this kind."""
-    row = {f"{kind}length": info["episode"]["l"], f"{kind}return": info["episode"]["r"]}
-    if "cut" in info:
-        row[f"{kind}cut"] = 1
-    for name, value in info.get("eval", {}).items():
-        if not kind or name not in NAMES:  # a sampled episode has the instance of the greedy one
-            row.setdefault(f"{kind}{name}", value)
-    return row | metrics_of(info, kind)
-
-
-def longest_episode(path: Path) -> int:
-    """The most steps of an episode in a run's episodes.csv, 0 if there is none."""
-    if not path.exists():
-        return 0
-    longest = 0
-    with open(path, newline="") as file:
-        for row in csv.DictReader(file):
-            longest = max(longest, int(row["length"]))
-    return longest
-
-
-def print_cut(rows: list[dict], args: Any) -> None:
-    """Says how many episodes did not end, if any did not."""
-    mean = mean_of(rows)
-    if not mean.get("cut"):
-        return
-    num = len(rows)
-    text = f"{num} greedy episodes"
-    if args.eval_suite:
-        text = f"{num * (1 + args.eval_samples)} episodes"
-    elif "sampled return" in mean:
-        text += f", and {mean.get('sampled cut', 0)} sampled ones"
-    print(f"did not end in {args.eval_max_steps:,} steps: {mean['cut']} of {text}", flush=True)

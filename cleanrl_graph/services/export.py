@@ -103,7 +103,7 @@ def form(dtype: Any, *shape: int | str, **more) -> dict:
 
 
 # ---- Memories: the forms of what is remembered, and a step that changes it and returns (action,
-# log_prob, value). Networks are the scripts' own. Their `Memory` lays out rows with NumPy, which
+# log_prob, value). The agents are the scripts' own. Their `Memory` lays out rows with NumPy, which
 # torch.export cannot trace, so what is kept between two steps is written once more ----
 class Views:
     """ppo_framestack: what views show of each of the last steps, the newest last."""
@@ -179,82 +179,81 @@ class Transformer:
         return action, log_prob, value
 
 
-class Cell:
-    """ppo_lstm_sparse: a state per observation or, with node_ids, per node that was seen: an
-    entry."""
+class LSTM:
+    """ppo_lstm_sparse: a state per observation or, with node_ids, per node that was seen: an entry.
+    The agent acts as it does in the script, with two parts in tensors instead of NumPy."""
 
     def __init__(self, policy: Policy):
         agent = policy.agent
         if policy.args.remember_edges:
             raise ValueError("--remember-edges cannot be exported")
-        self.embed_action = policy.script.embed_action
-        self.pool = policy.script.pool
-        self.parts = ["h", "c"] if policy.args.cell == "lstm" else ["h"]
+        self.script = policy.script
+        self.columns = agent.columns
         num = "entries" if agent.group else "B"
-        self.forms = {"action": form("float32", "B", agent.action_dim)}
-        for name in self.parts:
-            self.forms[name] = form("float32", num, policy.args.lstm_dim)
+        state = form("float32", num, agent.memory.parts, policy.args.lstm_dim)
+        self.forms = {"action": form("float32", "B", agent.action_dim), "state": state}
         if agent.group:
             self.forms["env"] = form("int64", num)  # the observation that an entry belongs to
             self.forms["node_id"] = form("int64", num)
+        agent.memory = Entries(agent.memory)
+        agent.past = self.past
+
+    def past(self, state: Any, seen: Any, *action) -> Tensor:
+        """Action, reward or both of the step before, [B, any]."""
+        return torch.cat([state.action, seen.rewards[:, None]], 1)[:, self.columns]
 
     def step(self, agent: nn.Module, obs: dict, memory: Tensors, greedy: bool) -> tuple:
-        features, elements = agent.encoder(obs)
-        remembered = dict(elements)
-        past = torch.cat([memory["action"], memory["reward"][:, None]], 1)
-        past = past[:, agent.columns]
+        seen = self.script.Seen(memory["starts"], memory["reward"], None, None, None)
         if agent.group:
-            nodes = elements[agent.group]
-            x = torch.cat([nodes.values, past[nodes.batch]], 1)
-            seen = {"env": nodes.batch, "node_id": obs["node_ids"].values.long()}
-            out, readout = self.per_node(agent.memory, x, seen, memory)
-            visible = self.pool(out, nodes.ptr)
-            readout = torch.cat([readout, visible], 1)
-            values = torch.cat([nodes.values, out], 1)
-            remembered[agent.group] = nodes._replace(values=values)
-        else:
-            x = torch.cat([features, past], 1)
-            memory |= self.new_state(agent.memory, x, memory)
-            readout = memory["h"]
-        features = torch.cat([features, readout], 1)
-        action, log_prob, _ = agent.head(agent.actor(features), remembered, obs, None, greedy)
-        memory["action"] = self.embed_action(agent.head, action, elements, obs)
-        return action, log_prob, agent.critic(features).squeeze(1)
+            ids, _, batch = obs["node_ids"]
+            seen = seen._replace(step=batch, keys=ids.long())
+        names = ("env", "node_id", "state")
+        nodes = self.script.Entries(*map(memory.get, names))
+        state = self.script.State(nodes, None, memory["action"])
+        action, log_prob, value, state = agent.act(obs, state, seen, greedy)
+        new = dict(zip(names, state.nodes), action=state.action)
+        memory |= {name: new[name] for name in self.forms}
+        return action, log_prob, value
 
-    def new_state(self, net: nn.Module, x: Tensor, before: Tensors) -> Tensors:
-        """{part: [rows, H]}"""
-        state = torch.stack([before[name] for name in self.parts])
-        _, after = net.cell(net.token(x)[None], state)
-        return dict(zip(self.parts, after))
 
-    def per_node(
-        self, net: nn.Module, x: Tensor, seen: Tensors, memory: Tensors
-    ) -> tuple[Tensor, Tensor]:
-        """(h of the nodes that are seen, readout [B, H + 1]) where the nodes have inputs x. They
-        become the last entries."""
-        is_kept = ~memory["starts"][memory["env"]]  # bool [entries]: their episode goes on
-        is_same = is_kept[:, None]
-        for name, values in seen.items():
-            is_same = is_same & (memory[name][:, None] == values)  # [entries, nodes]
-        numbers = torch.arange(1, len(is_kept) + 1, device=x.device)
+class Entries(nn.Module):
+    """A SparseLSTM on a step of B observations, whose entries and nodes are compared each with
+    each."""
+
+    def __init__(self, net: nn.Module):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor, features: Any, state: Any, seen: Any) -> tuple:
+        """As a SparseLSTM's. The nodes that are seen become the last entries."""
+        env, node_id, before = state.nodes  # [entries, 2 (h and c) or 1, H]
+        if not self.net.per_node:
+            new = self.cell(x, before)
+            return new[:, 0], new[:, 0], state.nodes._replace(values=new), None
+        is_kept = ~seen.starts[env]  # bool [entries]: their episode goes on
+        is_same = (env[:, None] == seen.step) & (node_id[:, None] == seen.keys)  # [entries, nodes]
+        is_same = is_same & is_kept[:, None]
+        numbers = torch.arange(1, len(is_kept) + 1)
         rows = (is_same * numbers[:, None]).sum(0)  # 0 for a node without an entry
-        before = {}
-        for name in self.parts:
-            padded = F.pad(memory[name], (0, 0, 1, 0))
-            before[name] = padded[rows]
-        new = self.new_state(net, x, before)
+        new = self.cell(x, F.pad(before, (0, 0, 0, 0, 1, 0))[rows])
         others = is_kept & ~is_same.any(1)  # of nodes that are not seen now
         others = others.nonzero().squeeze(1)
-        for name, values in (new | seen).items():
-            memory[name] = torch.cat([memory[name][others], values])
-        h = F.pad(memory["h"], (0, 1), value=1.0)  # the last column counts
-        sums = h.new_zeros(len(memory["starts"]), h.shape[1])
-        sums = sums.index_add(0, memory["env"], h)
+        env = torch.cat([env[others], seen.step])
+        node_id = torch.cat([node_id[others], seen.keys])
+        values = torch.cat([before[others], new])
+        h = F.pad(values[:, 0], (0, 1), value=1.0)  # the last column counts
+        sums = h.new_zeros(len(seen.starts), h.shape[1]).index_add(0, env, h)
         sums, num = sums.tensor_split([-1], 1)
-        return new["h"], torch.cat([sums / num.clamp(min=1), num.log1p()], 1)
+        readout = torch.cat([sums / num.clamp(min=1), num.log1p()], 1)
+        return new[:, 0], readout, state.nodes._replace(env=env, keys=node_id, values=values), None
+
+    def cell(self, x: Tensor, state: Tensor) -> Tensor:
+        """The states [rows, 2 or 1, H] after inputs x [rows, any]."""
+        _, new = self.net.cell(self.net.token(x)[None], state.transpose(0, 1))
+        return new.transpose(0, 1)
 
 
-MEMORIES = {"shifts": Views, "gtrxl": Transformer, "memory": Cell}  # by an attribute of the agent
+MEMORIES = {"shifts": Views, "gtrxl": Transformer, "memory": LSTM}  # by an attribute of the agent
 
 
 def memory_of(policy: Policy) -> Any:

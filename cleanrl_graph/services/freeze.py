@@ -42,13 +42,10 @@ def freeze(agent: torch.nn.Module, names: Iterable[str] | str) -> Iterator[str]:
 
 def missing(name: str, paths: list[str]) -> str:
     """Which parts there are instead, as far as the name is right."""
-    owner = ""
-    for word in name.split("."):
-        below = f"{owner}.{word}".removeprefix(".")
-        if not any(path.startswith(f"{below}.") for path in paths):
-            break
-        owner = below
+    owner, _, _ = name.rpartition(".")
     first = f"{owner}." * bool(owner)
-    parts = [path.removeprefix(first).split(".")[0] for path in paths if path.startswith(first)]
-    texts = [f"{first}{part}" for part in dict.fromkeys(parts)]
-    return f"there is no such part with weights; there are {', '.join(texts)}"
+    inside = [path for path in paths if path.startswith(first)]
+    if not inside:
+        return missing(owner, paths)
+    parts = dict.fromkeys(first + path.removeprefix(first).split(".")[0] for path in inside)
+    return f"there is no such part with weights; there are {', '.join(parts)}"

@@ -118,24 +118,22 @@ def events_of(folder: Path) -> tuple[list[tuple], list[tuple]]:
             episodes.append((step, before + seconds, ret, length))
         for step, seconds, sps in values["SPS"]:
             updates.append((step, sps, before + seconds))
-    found = rows_of_csv(folder)
-    return episodes if found is None else found, [row[:2] for row in updates]
+    return rows_of_csv(folder) or episodes, [row[:2] for row in updates]
 
 
 def episodes_of(folder: Path) -> list[tuple]:
     """(step, seconds of training, return, length) of every episode, as `events_of` has them."""
-    found = rows_of_csv(folder)
-    return events_of(folder)[0] if found is None else found
+    return rows_of_csv(folder) or events_of(folder)[0]
 
 
-def rows_of_csv(folder: Path) -> list[tuple] | None:
-    """Those in the episodes.csv of the newest run below `folder`; None if it has no such file."""
+def rows_of_csv(folder: Path) -> list[tuple]:
+    """Those in the episodes.csv of the newest run below `folder`; none if it has no such file."""
+    rows = []
     for path in event_files(folder)[-1:]:
-        if path.with_name("episodes.csv").exists():
-            with open(path.with_name("episodes.csv"), newline="") as file:
-                _, *rows = csv.reader(file)
-            return [(int(row[0]), *map(float, row[1:4])) for row in rows]
-    return None
+        for row in read(path.with_name("episodes.csv")):
+            numbers = [float(row[name]) for name in ("seconds", "return", "length")]
+            rows.append((int(row["step"]), *numbers))
+    return rows
 
 
 def flags_of(folder: Path) -> dict:

@@ -11,9 +11,7 @@ equal to those of the evaluation. The script that saved the file is imported by 
 not given: from this package, or from wherever Python finds modules.
 """
 
-import io
 import os
-import pickle
 import threading
 from collections.abc import Iterable
 from dataclasses import fields, replace
@@ -179,7 +177,7 @@ def without(space: gym.Space, names: Iterable[str], path: str = "") -> gym.Space
         is_graph = isinstance(space[k], gym.spaces.Graph)
         if not {own, f"{own}.nodes" if is_graph else own} & set(names):
             children[k] = without(space[k], names, own)
-    return gym.spaces.Dict(children)
+    return gym.spaces.Dict(list(children.items()))  # a dict would be sorted
 
 
 def flag(name: str, value: Any) -> str:
@@ -225,17 +223,17 @@ def take_flags(args: Any, given: Iterable[str] = ()) -> None:
     left = []
     for name, value in saved.items():
         own = plain(getattr(args, name, value))
-        if own == value:
+        if own == value or name in OF_A_RUN:
             continue
-        if name in names and name not in given:
+        if name not in names:
+            left.append(flag(name, value))
+        elif name not in given:
             setattr(args, name, value)
             taken.append(flag(name, value))
-        elif name in names and name not in FREE and not args.load_matching:
-            wrong.append(f"{flag(name, own)}, it has {value}")
-        elif name in names:
+        elif name in FREE or args.load_matching:
             kept.append(flag(name, own))
-        elif name not in names and name not in OF_A_RUN:
-            left.append(flag(name, value))
+        else:
+            wrong.append(f"{flag(name, own)}, it has {value}")
     about = about_file(args, saved)
     if wrong:
         raise UsageError(
@@ -283,7 +281,7 @@ class Policy:
         self.args = args
         self.num_envs = num_envs
         self.greedy = greedy
-        self.lock = Lock()
+        self.lock = threading.Lock()
         self.num_steps = 0
         most = 0
         if env is None:
@@ -319,18 +317,13 @@ class Policy:
 
     def __getstate__(self) -> dict:
         """What pickle takes. Networks are made anew, as some of their classes are made in runtime,
-        so the memory is pickled without them."""
-        numbers = {id(part): name for name, part in self.networks().items()}
-        file = io.BytesIO()
-        pickler = pickle.Pickler(file)
-        pickler.persistent_id = lambda part: numbers.get(id(part))
-        pickler.dump(self.memory)
+        and a new rollout begins."""
         made = (self.script, vars(self.args), self.env.unwrapped, self.num_envs, self.greedy)
         names = ("has_value", "num_steps", "begins", "path", "generator")
         own = {name: vars(self)[name] for name in names}
         weights = self.agent.state_dict()
-        parts = self.envs.parts
-        return dict(made=made, weights=weights, parts=parts, memory=file.getvalue(), own=own)
+        memory = self.memory.state() if self.has_memory else None
+        return dict(made=made, weights=weights, parts=self.envs.parts, memory=memory, own=own)
 
     def __setstate__(self, state: dict) -> None:
         script, flags, *others = state["made"]
@@ -339,16 +332,11 @@ class Policy:
         self.agent.load_state_dict(state["weights"])
         accelerate(self.agent)
         self.envs.parts = state["parts"]
-        unpickler = pickle.Unpickler(io.BytesIO(state["memory"]))
-        unpickler.persistent_load = self.networks().get
-        self.memory = unpickler.load()
+        if self.has_memory:
+            self.memory.restore(state["memory"])
+        self.memory.begin()
         vars(self).update(state["own"])
         self.agent.head.generator = self.generator
-
-    def networks(self) -> dict[str, Any]:
-        """Name -> network, and the flags, which a memory may refer to."""
-        networks = {f"agent.{name}": net for name, net in self.agent.named_modules()}
-        return networks | {"args": self.args}
 
     def make_env(self, i: int = 0, **kwargs) -> gym.Env:
         """The environment of the file's flags in its wrappers, entry i of --env-kwargs, with more
@@ -384,9 +372,8 @@ class Policy:
         observations = [observation] if self.num_envs is None else observation
         size = len(self.envs.envs)
         is_list = type(observations) in (list, tuple, np.ndarray)
-        is_one = getattr(observations, "shape", 0) == self.observation_space.shape
-        N = len(observations) if is_list and not is_one else 0
-        if N == 0 or N > 1 and self.num_envs is None or N != size and self.has_memory:
+        N = len(observations) if is_list else 0
+        if N == 0 or N != size and self.has_memory:
             raise UsageError(f"num_envs={size}: give a list of {size} observations")
         if self.num_steps % self.args.num_steps == 0:
             self.memory.begin()
@@ -407,18 +394,6 @@ class Policy:
         value = value.cpu().numpy() if self.has_value else None
         action = actions[0] if self.num_envs is None else actions
         return action, log_prob.cpu().numpy(), value
-
-
-class Lock:
-    """A threading.Lock; a copy of what has it, or a pickle, gets a new one."""
-
-    def __init__(self):
-        lock = threading.Lock()
-        self.acquire = lock.acquire
-        self.release = lock.release
-
-    def __reduce__(self) -> tuple:
-        return Lock, ()
 
 
 class Spaces(gym.Env):

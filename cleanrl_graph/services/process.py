@@ -1,5 +1,6 @@
 """cleanrl_graph, what a person sees of a process: a bar, or lines where stderr is no terminal, and
-files that are there whole or not at all."""
+files that are there whole or not at all. A sweep, which only starts processes, needs this without
+torch."""
 
 import atexit
 import contextlib
@@ -13,7 +14,6 @@ from collections.abc import Iterator
 from functools import cache, partial
 from typing import Any
 
-import torch
 from tqdm import tqdm
 
 
@@ -41,8 +41,10 @@ def step_without_compiler(optimizer: torch.optim.Optimizer) -> None:
         optimizer.step = partial(optimizer.profile_hook_step(step), optimizer)
 
 
-def default_generator(device: torch.device) -> torch.Generator:
+def default_generator(device: Any) -> Any:
     """The generator from which torch draws on this device, unless it is given another one."""
+    import torch
+
     if device.type == "cuda":
         return torch.cuda.default_generators[device.index]
     return torch.default_generator
@@ -87,7 +89,7 @@ def bar(**kwargs) -> tqdm:
     return tqdm(disable=kwargs["total"] == 0, **kwargs)
 
 
-def accelerate(agent: torch.nn.Module) -> None:
+def accelerate(agent: Any) -> None:
     """Puts faster layers in the place of those of PyG; parameters and results stay the same."""
     if "torch_geometric" in sys.modules:  # else there are none: importing it takes two seconds
         from cleanrl_graph.services import layers

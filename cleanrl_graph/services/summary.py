@@ -62,17 +62,12 @@ def text_of(leaf: Any, group: str) -> str:
 
 def range_of(space: Any) -> str:
     """What the numbers of a Box may be."""
-    low = np.unique(space.low)
-    high = np.unique(space.high)
-    if len(low) > 1 or len(high) > 1:
-        is_bounded = np.isfinite([*low, *high]).all()
-        if is_bounded:
-            return "between their bounds"
-        return "some of them unbounded and not scaled"
-    if not np.isfinite([low, high]).any():
-        return "unbounded, not scaled"
-    text = f"from {low[0]:.4g} to {high[0]:.4g}"
-    return text if np.isfinite([low, high]).all() else f"{text}, not scaled"
+    if not np.isfinite([space.low, space.high]).all():
+        return ", not scaled where a bound is infinite"
+    low, high = np.unique(space.low), np.unique(space.high)
+    if len(low) == len(high) == 1:
+        return f" from {low[0]:.4g} to {high[0]:.4g}"
+    return " between their bounds"
 
 
 def factors(parts: list, spaces: dict[str, Any], leaves: list) -> Iterator[str]:
@@ -87,7 +82,7 @@ def factors(parts: list, spaces: dict[str, Any], leaves: list) -> Iterator[str]:
         if part.group is not None:
             text = f"choice of a row of {part.group}" + f", {len(own)} times" * (len(own) > 1)
         elif part.n == 0:
-            text = f"{part.k} number{'s' * (part.k > 1)} {range_of(spaces[path])}"
+            text = f"{part.k} number{'s' * (part.k > 1)}{range_of(spaces[path])}"
         elif len(sizes) == 1:
             text = f"a fixed list of {part.n} options"
         else:

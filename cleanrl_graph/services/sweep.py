@@ -15,10 +15,10 @@ NAME_mini.py, which has none, begin again. Exit code: 0 all is finished, 1 a run
 interrupted.
 """
 
+import ast
 import contextlib
 import ctypes
 import hashlib
-import importlib.util
 import itertools
 import json
 import math
@@ -29,15 +29,12 @@ import signal
 import subprocess
 import sys
 import time
-import typing
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tqdm import tqdm
 
-from cleanrl_graph.services.arguments import flags_of
 from cleanrl_graph.services.process import bar
 
 FAILED = 1  # exit codes
@@ -153,38 +150,12 @@ def tail(path: Path, size: int = 4000) -> str:
         return file.read().decode(errors="replace").replace("\r", "\n")
 
 
-def progress(folder: Path) -> tuple[float, str]:
-    """Percent done and mean return, from the bar in stderr.txt."""
+def progress(folder: Path) -> tuple[str, str]:
+    """How much is done, as "34%", and the mean return, from the bar in stderr.txt."""
     text = re.sub("^evaluation.*", "", tail(folder / "stderr.txt", 1000), flags=re.M)
-    percent = re.findall(r"(\d+)%\|", text)
-    ret = re.findall(r"ret=([^,\]\s]+)", text)
-    return float(max(percent[-1:], default=0)), max(ret[-1:], default="-")
-
-
-class Running:
-    """A job that was started, with its bar."""
-
-    def __init__(self, job: Job, slot: int, cores: list[int]):
-        self.job = job
-        self.began = time.time()
-        form = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}{postfix}"
-        more = {"leave": False, "mininterval": 1, "bar_format": form}
-        disable = not sys.stderr.isatty()  # the bar of all runs is enough there
-        self.bar = tqdm(total=100, desc=job.key, position=slot + 1, disable=disable, **more)
-        self.process = start(job, cores)
-
-    def poll(self) -> int | None:
-        """Its exit code if it has ended."""
-        percent, ret = progress(self.job.folder)
-        self.bar.set_postfix_str(f"return {ret}", refresh=False)
-        self.bar.update(percent - self.bar.n)
-        code = self.process.poll()
-        if code is not None:
-            outcome = f"{time.time() - self.began:.0f} s, last returns {ret} on average"
-            name = f"{self.job.key} {self.job.about}".strip()
-            tqdm.write(f"{name}: {f'FAILED ({code})' if code else outcome}")
-            self.bar.close()
-        return code
+    percent = re.findall(r"(\d+%)\|", text) or ["0%"]
+    ret = re.findall(r"ret=([^,\]\s]+)", text) or ["-"]
+    return percent[-1], ret[-1]
 
 
 def work(
@@ -207,7 +178,7 @@ def work(
     tqdm.monitor_interval = 0  # its thread would be in the way of preexec_fn
     total = bar(total=len(queue), desc="all runs", unit="run", mininterval=1)
     failed = []
-    running = {}  # slot -> Running
+    running = {}  # slot -> (job, when it began, its process)
     signals = []  # noted, so that no run is lost while it starts
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: signals.append(number))
@@ -215,23 +186,28 @@ def work(
         while (queue or running) and not signals and time.monotonic() < deadline:
             for slot in range(workers):
                 if slot not in running and queue:
-                    own = cores[slot::workers] or cores[slot % max(len(cores), 1) :][:1]
-                    running[slot] = Running(queue.pop(0), slot, own)
+                    job = queue.pop(0)
+                    own = cores and cores[slot % len(cores) :: workers]
+                    running[slot] = job, time.time(), start(job, own)
             time.sleep(0.2)
-            for slot, run in list(running.items()):
-                code = run.poll()
+            for slot, (job, began, process) in list(running.items()):
+                code = process.poll()
                 if code is not None:
-                    ended(run.job, code, run.began)
-                    failed += [run.job] * (code != 0)
-                    total.update()
                     del running[slot]
+                    ended(job, code, began)
+                    failed += [job] * (code != 0)
+                    _, ret = progress(job.folder)
+                    outcome = f"{time.time() - began:.0f} s, last returns {ret} on average"
+                    name = f"{job.key} {job.about}".strip()
+                    tqdm.write(f"{name}: {f'FAILED ({code})' if code else outcome}")
+                    total.update()
+            percents = [progress(job.folder)[0] for job, *_ in running.values()]
+            total.set_postfix_str(" ".join(percents), refresh=sys.stderr.isatty())
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        stop([run.process for run in running.values()])
-        for run in running.values():
-            run.bar.close()
+        stop([process for *_, process in running.values()])
         total.close()
-    left = [run.job for run in running.values()] + queue
+    left = [job for job, *_ in running.values()] + queue
     for job in failed:
         last = tail(job.folder / "stderr.txt").strip().rpartition("\n")[2]
         print(f"FAILED {job.key}: {last}")
@@ -246,27 +222,33 @@ def words_of(argv: list[str]) -> tuple[list[str], dict[str, list[str]]]:
     return before, {name[2:].replace("-", "_"): values for name, *values in flags}
 
 
-def load(name: str) -> tuple[Path, ModuleType]:
-    """(path, module) of a script. SystemExit if there is none."""
+def script_of(name: str) -> Path:
+    """The path of a script. SystemExit if there is none."""
     path = Path(name).with_suffix(".py")
     if not path.exists():
         path = Path(__file__).parents[1] / path.name
     if not path.exists():
         raise SystemExit(f"{name}: there is no such script, neither here nor in cleanrl_graph")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return path.absolute(), module
+    return path.absolute()
 
 
-def choices(name: str, values: list[str], kind: Any) -> list[list[str]]:
-    """What the command has for each choice of a flag."""
+def flags_in(path: Path, name: str = "Args") -> dict[str, ast.AnnAssign]:
+    """Flag -> the line of a class that has it. A script is read, not imported: that would take
+    longer than all else here. SystemExit if it has no such class."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return {line.target.id: line for line in node.body if isinstance(line, ast.AnnAssign)}
+    raise SystemExit(f"{path.name}: it has no class {name}")
+
+
+def choices(name: str, values: list[str], kind: str) -> list[list[str]]:
+    """What the command has for each choice of a flag of this type."""
     flag = f"--{name.replace('_', '-')}"
-    if kind is bool and values:
+    if kind == "bool" and values:
         return [[flag if value == "True" else f"--no-{flag[2:]}"] for value in values]
     if not values:
         return [[flag]]
-    if typing.get_origin(kind) is not tuple:
+    if not kind.startswith("tuple"):
         return [[flag, value] for value in values]
     if any(" " in value for value in values):
         return [[flag, *value.split()] for value in values]
@@ -275,23 +257,25 @@ def choices(name: str, values: list[str], kind: Any) -> list[list[str]]:
 
 def jobs_of(name: str, flags: dict[str, list[str]]) -> tuple[list[Job], list[str]]:
     """The jobs, and the flags that have several values. SystemExit for an unknown flag."""
-    path, script = load(name)
+    path = script_of(name)
     is_mini = mini_of([path.name]) is not None
-    hints = typing.get_type_hints(script.Args)
+    known = flags_in(path)
+    default = ast.literal_eval(known["env_id"].value)
     if not is_mini:
-        hints |= typing.get_type_hints(flags_of(script))
+        known |= flags_in(Path(__file__).with_name("arguments.py"), "Flags")
     grid = []
     for flag, values in flags.items():
         if flag in OWN:
             continue
-        if flag.removeprefix("no_") not in hints:
+        line = known.get(flag.removeprefix("no_"))
+        if line is None:
             raise SystemExit(f"--{flag.replace('_', '-')}: {path.name} has no such flag")
-        grid.append(choices(flag, values, hints.get(flag)))
+        grid.append(choices(flag, values, ast.unparse(line.annotation)))
     several = [k for k, each in enumerate(grid) if len(each) > 1]
     jobs = []
     for seed, *words in itertools.product(flags["seeds"], *grid):
         command = sum(words, [])
-        env_id = dict(zip(command, command[1:])).get("--env-id", script.Args.env_id)
+        env_id = dict(zip(command, command[1:])).get("--env-id", default)
         key = key_of(path.stem, in_order(*split([path.name, *command])), env_id, seed)
         resume = [] if is_mini else ["--resume", "auto"]
         about = " ".join(sum((words[k] for k in several), []))

@@ -1,6 +1,5 @@
 """services/evaluate.py: suites of instances, tables and videos of what a trained agent plays."""
 
-import contextlib
 import csv
 from functools import partial
 from pathlib import Path
@@ -80,18 +79,14 @@ class Writer:
 
 
 # ---- Suites ----
-@pytest.mark.parametrize("samples, best", [(1, 9), (4, 6), (0, None)])
-@pytest.mark.parametrize("report", [False, True])
-def test_best_of_samples(samples, best, report):
+def test_best_of_samples():
     """The greedy cost and the best of --eval-samples; the cost is info["eval"]["cost"], else minus
     the return."""
-    rows = suite_of(samples=samples, report=report)
-    for row, instance, shift, scale in zip(rows, ("0", "100 3"), (0, 100), (2, 3), strict=True):
-        cost = (lambda a: shift + scale * a) if report else float
-        expected = {"instance": instance, "greedy": cost(5)}
-        if samples:
-            expected[f"best of {samples}"] = cost(best)
-        assert row == expected | ({"rule": 3} if report else {})
+    row = {"instance": "0", "greedy": 10, "best of 4": 12, "rule": 3}
+    assert suite_of() == [row, row | {"instance": "100 3", "greedy": 115, "best of 4": 118}]
+    names = ("greedy", "best of 4")
+    assert [[row[name] for name in names] for row in suite_of(report=False)] == [[5, 6], [5, 6]]
+    assert suite_of(samples=0)[0] == {"instance": "0", "greedy": 10, "rule": 3}
 
 
 def test_episodes_that_did_not_end():
@@ -112,28 +107,6 @@ def test_episodes_that_did_not_end():
     assert column(table, "cut") == ["3", "1", "", "**4**"]
     all_cut = lambda *args: [e | {"cut": True} for e in play(*args)]
     assert [row["best of 4"] for row in suite_of(play=all_cut)] == [12, 118]
-    assert "cut" not in evaluate.columns_of(suite_of())
-
-
-@pytest.mark.parametrize("suite", [None, "two"])
-def test_all_instances_count_at_the_cut(suite, tmp_path):
-    """Of episodes and of suites alike: the script cuts the longer ones, which have no cost yet."""
-    flags = dict(env_id="EndsOrNot-v0", total_timesteps=0, eval_max_steps=2, eval_samples=0)
-    tasks = EndsOrNot.eval_suites["two"]
-    if suite:
-        ran = run(tmp_path, eval_suite=suite, **flags)
-        expected = [("2", -2, None), ("3", -2, 1)]
-        assert [(r["instance"], r["greedy"], r.get("cut")) for r in ran.rows] == expected
-        mean = ["**mean**", "**-2**", "**1**"]
-        last = "did not end in 2 steps: 1 of 2 episodes"
-    else:
-        ran = run(tmp_path, eval_episodes=1, env_kwargs=tasks, **flags)
-        expected = [("task_0", 2, None), ("task_1", 2, 1)]
-        assert [(r["task"], r["return"], r.get("cut")) for r in ran.rows] == expected
-        mean = ["**mean**", "", "**2**", "**2**", "**1**", "**2**", "**2**", "**1**"]
-        last = "did not end in 2 steps: 1 of 2 greedy episodes, and 1 sampled ones"
-    assert cells((ran.folder / "eval.md").read_text().strip())[-1] == mean
-    assert last in ran.text.splitlines()
 
 
 class EndsOrNot(SmallEnv):
@@ -153,6 +126,17 @@ class EndsOrNot(SmallEnv):
 
 
 gym.register("EndsOrNot-v0", entry_point=EndsOrNot)
+
+
+def test_all_instances_count_at_the_cut(tmp_path):
+    """The script cuts the longer one, which has no cost yet."""
+    flags = dict(env_id="EndsOrNot-v0", total_timesteps=0, eval_max_steps=2, eval_samples=0)
+    ran = run(tmp_path, eval_suite="two", **flags)
+    expected = [("2", -2, None), ("3", -2, 1)]
+    assert [(row["instance"], row["greedy"], row.get("cut")) for row in ran.rows] == expected
+    table = (ran.folder / "eval.md").read_text().strip()
+    assert cells(table)[-1] == ["**mean**", "**-2**", "**1**"]
+    assert "did not end in 2 steps: 1 of 2 episodes" in ran.text.splitlines()
 
 
 def test_a_policy_that_stands_still(tmp_path, monkeypatch):
@@ -202,69 +186,54 @@ def saved(rows, folder):
         return table.strip(), list(csv.reader(file))
 
 
-def test_many_rows(tmp_path, capsys):
-    """Of more than 20 rows the means are printed, a line for each column, gaps from the smallest;
-    eval.md has all."""
-    row = {"best_known": 10, "greedy": 12, "rule": 14.5, "cut": 1}
-    rows = [{"instance": str(k)} | row for k in range(21)]
-    table, _ = saved(rows, tmp_path)
+def test_costs(tmp_path, capsys):
+    """They become gaps to the best known in percent, where that is, and the mean is that of the
+    gaps; the csv has the costs. Of more than 20 rows the means are printed, a line for each column,
+    gaps from the smallest."""
+    names = ["instance", "greedy", "SPT", "best_known", "lower_bound", "cut"]
+    costs = [("a", 110.0, 150, 100, 90, 1), ("b 2", np.float64(52), 75, 50, 50, 0)]
+    rows = [dict(zip(names, row)) for row in costs]
+    table, read = saved(rows, tmp_path)
+    assert table in capsys.readouterr().out
+    assert cells(table) == [
+        ["instance", "greedy gap %", "SPT gap %", "best_known", "lower_bound", "cut"],
+        ["---"] * 6,
+        ["a", "10.0", "50.0", "100", "90", "1"],
+        ["b 2", "4.0", "50.0", "50", "50", "0"],
+        ["**mean**", "**7.0**", "**50.0**", "", "", "**1**"],
+    ]
+    assert read == [names, *(list(map(str, row)) for row in costs)]
+    table, _ = saved([rows[0] | {"SPT": 105}] * 21, tmp_path)
     assert len(cells(table)) == 2 + 21 + 1
     head, _, *lines = cells(capsys.readouterr().out.strip())
     assert head == ["", "mean of 21"]
-    assert lines == [["greedy gap %", "20.0"], ["rule gap %", "45.0"], ["cut", "21"]]
-    rows = [{"episode": k, "group": "ab"[k % 2], "return": float(k % 2)} for k in range(30)]
+    assert lines == [["SPT gap %", "5.0"], ["greedy gap %", "10.0"], ["cut", "21"]]
+
+
+def test_groups(tmp_path, capsys):
+    """Before the mean of all that of each task, then of each group, in order of their numbers, if
+    they are fewer than the rows."""
+
+    def means(groups, tasks):
+        pairs = zip(groups, tasks, strict=True)
+        rows = [{"episode": k, "group": g, "task": t} for k, (g, t) in enumerate(pairs)]
+        table, _ = saved([row | {"return": float(row["episode"])} for row in rows], tmp_path)
+        lines = [[cell.strip("*") for cell in line] for line in cells(table)[2 + len(rows) :]]
+        return [" ".join(cell for cell in line[1:] if cell) for line in lines]
+
+    assert means("z_10 z_2 z_10 z_0".split(), "0000") == ["z_0 3", "z_2 1", "z_10 1", "1.5"]
+    assert means("ababab", "000111") == ["0 1", "1 4", "a 2", "b 3", "2.5"]
+    assert means(["z_1", "z_2"], "00") == ["0.5"]  # no means of one group for each row
+    capsys.readouterr()
+    rows = [{"episode": k, "group": "ab"[k % 2], "return": k % 2} for k in range(30)]
     saved(rows, tmp_path)
-    head, _, *lines = cells(capsys.readouterr().out.strip())
-    assert head == ["", "a", "b", "mean of 30"] and lines == [["return", "0", "1", "0.5"]]
-    saved(rows[:20], tmp_path)
-    assert len(cells(capsys.readouterr().out.strip())) == 2 + 20 + 3
-
-
-def test_costs(tmp_path, capsys):
-    """They become gaps to the best known in percent, where that is, and the mean is that of the
-    gaps; the csv has the costs."""
-    names = ["instance", "greedy", "SPT", "best_known", "lower_bound"]
-    costs = [("a", 110.0, 150, 100, 90), ("b 2", np.float64(52), 75, 50, 50)]
-    table, read = saved([dict(zip(names, row)) for row in costs], tmp_path)
-    assert table in capsys.readouterr().out
-    assert cells(table) == [
-        ["instance", "greedy gap %", "SPT gap %", "best_known", "lower_bound"],
-        ["---"] * 5,
-        ["a", "10.0", "50.0", "100", "90"],
-        ["b 2", "4.0", "50.0", "50", "50"],
-        ["**mean**", "**7.0**", "**50.0**", "", ""],
-    ]
-    assert read == [names, *(list(map(str, row)) for row in costs)]
-    table, _ = saved(suite_of(), tmp_path)
-    assert cells(table)[0] == ["instance", "greedy", "best of 4", "rule"]
-    assert cells(table)[-2] == ["100 3", "115", "118", "3"]
-    assert cells(table)[-1] == ["**mean**", "**62.5**", "**65**", "**3**"]
-
-
-@pytest.mark.parametrize(
-    "groups, tasks, means",
-    [
-        ("z_10 z_2 z_10 z_0", "", ["z_0 3", "z_2 1", "z_10 1", "1.5"]),  # in order of their numbers
-        ("a b a b a b", "0 0 0 1 1 1", ["task_0 1", "task_1 4", "a 2", "b 3", "2.5"]),
-        ("z_1 z_2", "", ["0.5"]),  # no means of one group for each row
-    ],
-)
-def test_groups(groups, tasks, means, tmp_path):
-    """The mean of each task and group, and of all."""
-    groups, tasks = groups.split() or [None, None], tasks.split()
-    rows = [{"episode": i, "group": group} for i, group in enumerate(groups)]
-    for row, task in zip(rows, tasks):
-        row |= {"task": f"task_{task}"}
-    table, read = saved([row | {"return": np.float32(row["episode"])} for row in rows], tmp_path)
-    shown = [[cell.strip("*") for cell in line[1:] if cell] for line in cells(table)]
-    assert [" ".join(line) for line in shown[2 + len(rows) :]] == means
-    assert column(table, "episode")[len(rows) :] == ["**mean**"] * len(means)
-    assert len(read) == 1 + len(rows) and float(read[2][-1]) == 1
+    head, _, line = cells(capsys.readouterr().out.strip())
+    assert head == ["", "a", "b", "mean of 30"] and line == ["return", "0", "1", "0.5"]
 
 
 def test_rows_of_unlike_columns(tmp_path):
     """An episode that was cut has no references, an environment may report words, a best known cost
-    may be 0."""
+    may be 0, and a cost may be in an array, as older vectors of gymnasium write numbers."""
     rows = [
         {"instance": "a", "greedy": 3.0},
         {"instance": "b", "greedy": 12.0, "best_known": 10, "status": "x, y"},
@@ -274,40 +243,35 @@ def test_rows_of_unlike_columns(tmp_path):
     assert column(table, "greedy gap %") == ["", "20.0", "nan", "**nan**"]
     assert column(table, "best_known") == ["", "10", "0", ""]
     assert read[1] == ["a", "3.0", "", ""] and read[2] == ["b", "12.0", "10", "x, y"]
+    assert evaluate.cost(episode(1.0, eval={"cost": np.array([3])})) == 3
 
 
 def evaluated(folder, play, env, **flags):
     """The rows of an evaluation without a script, whose Run is what it needs."""
     args = dict(eval_episodes=2, eval_max_steps=9, env_id="Lottery-v0", capture_video=False)
     args = SimpleNamespace(**args | flags)
-    run = SimpleNamespace(args=args, folder=str(folder), writer=Writer(), global_step=7)
+    run = SimpleNamespace(args=args, folder=str(folder), writer=Writer(), global_step=7, longest=0)
     return evaluate.evaluate(run, play, lambda args, k=0, **more: env(**more))
 
 
-@pytest.mark.parametrize("suite", ["two", None])
-def test_error_after_some_episodes(suite, tmp_path):
-    """What was played before is in the table: the second instance, or entry of --env-kwargs, cannot
-    be played."""
-
+def test_error_after_some_episodes(tmp_path):
+    """What was played before is in the table: the second entry of --env-kwargs cannot be played."""
     calls = []
 
     def fails_later(makers, greedy):
         calls.append(0)
-        if len(calls) == 3:
+        if len(calls) == 2:
             raise KeyError("the bridge is out")
         return play(makers, greedy)
 
-    flags = dict(eval_suite=suite, eval_samples=2 if suite else 0, env_kwargs=[{}, {}, {}])
     with pytest.raises(KeyError):
-        evaluated(tmp_path, fails_later, Lottery, **flags)
-    lines = (tmp_path / "eval.csv").read_text().splitlines()
-    assert len(lines) == (2 if suite else 5) and (tmp_path / "eval.md").exists()
+        evaluated(tmp_path, fails_later, Lottery, eval_suite=None, env_kwargs=[{}, {}])
+    assert len((tmp_path / "eval.csv").read_text().splitlines()) == 3
+    assert (tmp_path / "eval.md").exists()
 
 
-def test_cost_and_table_that_cannot_be_written(tmp_path, capsys):
-    """A cost may be in an array, as older vectors of gymnasium write numbers. A table that cannot
-    be written is printed, and the error is one sentence."""
-    assert evaluate.cost(episode(1.0, eval={"cost": np.array([3])})) == 3
+def test_table_that_cannot_be_written(tmp_path, capsys):
+    """It is printed, and the error is one sentence."""
     with pytest.raises(SystemExit, match="cannot write .*eval.md: .*Errno"):
         evaluate.save_table([{"episode": 0, "return": 1.0}], str(tmp_path / "missing"), Writer(), 0)
     assert "| return |" in capsys.readouterr().out
@@ -373,7 +337,7 @@ def video(tmp_path):
     def save(env, *lengths, **kwargs):
         path = tmp_path / "episode.gif"
         make = lambda **more: env(**kwargs, **more)
-        evaluate.save_video(str(path), film(*lengths or (5, 5, 5)), make)
+        evaluate.save_video(str(path), film(*lengths), make)
         return shades(path)
 
     return save
@@ -382,30 +346,28 @@ def video(tmp_path):
 @pytest.mark.parametrize("fps, duration", [(4, 250), (1000, 20), (None, 100)])
 def test_video(fps, duration, video):
     """Each frame of the first episodes, the last ones too, and none of the next episodes, as fast
-    as the environment, at most 50 pictures a second."""
+    as the environment, at most 50 pictures a second. Pictures of several sizes get that of the
+    first one."""
 
     class Fast(Picture):
         metadata = Picture.metadata | {"render_fps": fps}
 
-    for lengths, expected in (((7, 5, 9), (5, 5, 5)), ((3, 6, 2), (3, 5, 2))):
-        assert video(Fast, *lengths) == shown(*expected, duration=duration)
-
-
-def test_odd_videos(video, tmp_path):
-    """Pictures of several sizes get that of the first one; of an episode without end the last 500
-    frames are shown. One that cannot be written is an error."""
-
-    class Grows(Picture):
         def render(self):
             return super().render().repeat(1 + self.t, 0)
 
-    assert video(Grows) == shown(5, 5, 5)
-    found = [shade for shade, _ in video(Picture, 600, 600, 600, length=9999)]
-    assert found == [t % 256 for t in range(101, 601)] * 3
-    for folder, disk in (("missing", contextlib.nullcontext()), (".", full_disk(100))):
-        path = str(tmp_path / folder / "b.gif")
-        with disk, pytest.raises(SystemExit, match="cannot write .*b.gif: .*Errno"):
-            evaluate.save_video(path, film(5, 5, 5), lambda **more: Picture(**more))
+    assert video(Fast, 3, 6, 9) == shown(3, 5, 5, duration=duration)
+
+
+def test_long_video_and_full_disk(video, tmp_path):
+    """Of an episode without end the last 500 frames are shown. A film that cannot be written is an
+    error, and leaves nothing."""
+    found = [shade for shade, _ in video(Picture, 600, 1, 2, length=9999)]
+    assert found[:500] == [t % 256 for t in range(101, 601)] and len(found) == 505
+    (tmp_path / "episode.gif").unlink()
+    with full_disk(100), pytest.raises(SystemExit, match="cannot write .*b.gif: .*Errno"):
+        make = lambda **more: Picture(**more)
+        evaluate.save_video(str(tmp_path / "b.gif"), film(5, 5, 5), make)
+    assert list(tmp_path.iterdir()) == []
 
 
 class Blind(Picture):
@@ -417,7 +379,6 @@ class NoMode(Lottery):
 
 
 SHOWS = partial(partial, Picture)
-MUST = r"render\(\) must return .* of uint8, not"
 
 
 @pytest.mark.parametrize(
@@ -425,7 +386,7 @@ MUST = r"render\(\) must return .* of uint8, not"
     [
         (Blind, r"render modes are \['ansi'\]"),
         (SHOWS(frame="error"), "cannot render: RuntimeError: no display"),
-        (SHOWS(frame=np.ones((8, 9, 3))), rf"{MUST} float64 \(8, 9, 3\)"),
+        (SHOWS(frame=np.ones((8, 9, 3))), r"must return .* of uint8, not float64 \(8, 9, 3\)"),
         (NoMode, "cannot render: TypeError"),
     ],
 )

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from helpers import run, small_args
+from helpers import small_args
 
 import cleanrl_graph
 from cleanrl_graph.envs.masks import CanonicalMasks
@@ -146,11 +146,10 @@ def play(path, num_steps=12, N=3, ties="none"):
 # ---- Without memory ----
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A policy that was trained for two updates, exported: (path of the model, program, file)."""
-    folder = tmp_path_factory.mktemp("run")
+    """(path of a model, its program, file)."""
+    path = tmp_path_factory.mktemp("run") / "model.pt"
     flags = dict(env_id="Random-v0", env_kwargs=GRAPH, norm_obs=True, gnn_layers=1)
-    path = run(folder, save_model=True, **flags).folder / "model.pt"
-    return path, *loaded(path)
+    return path, *loaded(saved(path, "ppo_graph", **flags))
 
 
 def test_sizes(trained):
@@ -158,9 +157,7 @@ def test_sizes(trained):
     log-probabilities are those of the agent, with its statistics."""
     path, program, file = trained
     policy = load_policy(path, num_envs=6)
-    env = policy.make_env()
     rng = np.random.default_rng(0)
-    space = env.observation_space
     none = spaces.GraphInstance(np.zeros((0, 3), np.float32), None, None)
     no_rows = np.zeros((0, 2), np.float32)
     lonely = spaces.GraphInstance(np.ones((1, 3), np.float32), no_rows, no_rows.astype(np.int32))
@@ -170,7 +167,6 @@ def test_sizes(trained):
         links = rng.integers(num, size=(2 * num - 1, 2), dtype=np.int32)
         edges = rng.uniform(-1, 1, (2 * num - 1, 2)).astype(np.float32)
         graphs.append(spaces.GraphInstance(nodes, edges, links))
-    assert space.contains(graphs[-1])
     for chosen in (graphs, graphs[:1], graphs[1:2], graphs[2:3], graphs[:2], graphs[4:]):
         outputs, memory = program(batch(chosen, file), {})
         actions = policy(chosen)
@@ -189,7 +185,7 @@ def test_sizes(trained):
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
 def test_compiled_for_cpp(tmp_path):
     """AOTInductor takes the program, and a batch of any size gives what the program gives."""
-    path = run(tmp_path, env_id="CartPole-v1", save_model=True).folder / "model.pt"
+    path = saved(tmp_path / "model.pt", "ppo_graph", env_id="CartPole-v1")
     program, file = loaded(path)
     exported = torch.export.load(path.with_name("policy.pt2"))
     package = str(tmp_path / "aoti.pt2")
@@ -206,23 +202,30 @@ def test_compiled_for_cpp(tmp_path):
 
 
 @pytest.mark.slow
-def test_alone(trained):
-    """In another process, which has torch alone."""
-    path, program, file = trained
-    graph = spaces.GraphInstance(np.eye(3), np.ones((2, 2)), np.array([[0, 1], [2, 0]]))
-    inputs = tensors(graph, file)
-    code = """import json, sys
+def test_command(tmp_path):
+    """As the documentation says, and then in another process, which has torch alone. What is wrong
+    is a sentence."""
+    path = saved(tmp_path / "model.pt", "ppo_graph", env_id="envs:PoissonGraph-v0")
+    command = [sys.executable, "-m", "cleanrl_graph.services.export", "model.pt", "p.pt2"]
+    where = dict(cwd=tmp_path, capture_output=True, text=True)
+    env = os.environ | {"PYTHONPATH": str(FOLDER.parent)}
+    subprocess.run(command, check=True, env=env, **where)
+    file = json.loads((tmp_path / "p.json").read_text())
+    assert file["script"] == "cleanrl_graph.ppo_graph"
+    policy = load_policy(path)
+    obs, _ = policy.make_env().reset(seed=1)
+    torch.save(tensors(obs, file), tmp_path / "inputs.pt")
+    code = """import sys
 for name in ('cleanrl_graph', 'torch_geometric', 'gymnasium', 'tyro'):
     sys.modules[name] = None  # cannot be imported
 import torch
-program = torch.export.load('policy.pt2').module()
-inputs = torch.load('inputs.pt')
-print(json.dumps(program(inputs, {})[0]['action'].tolist()))"""
-    torch.save(inputs, path.with_name("inputs.pt"))
-    options = dict(cwd=path.parent, capture_output=True, text=True, check=True)
-    found = subprocess.run([sys.executable, "-c", code], **options)
-    assert np.allclose(json.loads(found.stdout), program(inputs, {})[0]["action"].tolist())
-    assert "Traceback" not in found.stderr
+program = torch.export.load('p.pt2').module()
+print(program(torch.load('inputs.pt'), {})[0]['action'].item())"""
+    found = subprocess.run([sys.executable, "-c", code], check=True, **where)
+    assert int(found.stdout) == policy(obs) and "Traceback" not in found.stderr
+    path.write_text("text")
+    wrong = subprocess.run(command, env=env, **where)
+    assert wrong.returncode == 1 and wrong.stderr.startswith("model.pt: not a file that a run wr")
 
 
 def kind(observation, action=None, head=None, **flags):
@@ -233,7 +236,7 @@ def kind(observation, action=None, head=None, **flags):
 
 KINDS = {
     "choice": kind("graph_edges", head="nodes"),
-    "pair": kind("graph_categories", head="pair", autoregressive=True),
+    "pair": kind("graph_categories", head="pair", autoregressive=True, gnn="sage", gnn_aggr="max"),
     "edges": dict(env_id="envs:BestEdge-v0"),
     "colours": dict(env_id="envs:Colouring-v0", gnn="transformer"),
     "verb, rows": dict(env_id="envs:VerbObject-v0", env_kwargs={"as_rows": True})
@@ -242,44 +245,39 @@ KINDS = {
     "pointers": dict(env_id="envs:Assign-v0"),
     "for all": dict(env_id="envs:Convoy-v0", autoregressive=True),
     "amount": dict(env_id="envs:NodeAmount-v0", autoregressive=True),
-    "composite": kind("mixed", "mixed"),
+    "composite": kind("mixed", "mixed", graph_context=True),
     "masked": kind("vector", "multidiscrete", "mask"),
     "job_shop": dict(env_id="envs:JobShop-v0", gnn="gin"),
-    "multidiscrete": kind("graph_edges", "multidiscrete", gnn="sage", gnn_aggr="max"),
     "image": kind("image_chw"),
     "vector": kind("vector", "box", state_dependent_std=True, norm_obs=True),
     "set_layers": kind("set_of_dict", head="avail_actions", set_layers=2),
-    "context": kind("mixed", "mixed", graph_context=True),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("action", ["mixed", "discrete"])
-def test_sampled_actions(tmp_path, action):
+def test_sampled_actions(tmp_path):
     """--no-greedy: actions are drawn from the distribution, by torch's generator."""
-    flags = {"env_kwargs": {"observation": "vector", "action": action}}
-    path = saved(tmp_path / "model.pt", "ppo_graph", **flags)
+    path = saved(tmp_path / "model.pt", "ppo_graph", **kind("vector", "mixed"))
     program, file = loaded(path, greedy=False)
     obs = load_policy(path).make_env().reset(seed=1)[0]
     inputs = batch([obs] * 4000, file)
-    torch.manual_seed(1)
-    outputs, _ = program(inputs, {})
-    torch.manual_seed(1)
-    again, _ = program(inputs, {})
-    name = "action" if action == "discrete" else "action.move"
-    assert torch.equal(outputs[name], again[name])
-    start = 2 if action == "discrete" else 0
-    log_probs = outputs[f"log_probs/{name}"]
-    shares = (outputs[name] - start).bincount(minlength=log_probs.shape[2]) / 4000
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        outputs, _ = program(inputs, {})
+        drawn.append(outputs)
+    assert torch.equal(drawn[0]["action.move"], drawn[1]["action.move"])
+    log_probs = outputs["log_probs/action.move"]
+    shares = outputs["action.move"].bincount(minlength=log_probs.shape[2]) / 4000
     assert torch.allclose(shares, log_probs[0, 0].exp(), atol=0.04)
-    if action == "mixed":
-        drawn = outputs["action.rest.1"].float().mean(0)
-        assert torch.allclose(drawn, outputs["log_probs/action.rest.1"][0, :, 1].exp(), atol=0.04)
+    bits = outputs["action.rest.1"].float().mean(0)
+    assert torch.allclose(bits, outputs["log_probs/action.rest.1"][0, :, 1].exp(), atol=0.04)
 
 
 # ---- Memories ----
 NODES = {"observation": "set", "head": "nodes"}
-EXPLORE = dict(env_id="envs:GraphExplore-v0")
+EXPLORE = dict(env_id="envs:GraphExplore-v0", env_kwargs={"episode_length": 7})
+RESCALE = ("gymnasium.wrappers:RescaleAction:10:1000",)  # actions are scaled to these bounds
 MEMORIES = {
     "framestack": ("ppo_framestack", dict(env_kwargs=GRAPH)),
     "frames": ("ppo_framestack", kind("image_hwc", obs_shifts="-2:0", reward_shifts="-1")),
@@ -287,6 +285,7 @@ MEMORIES = {
     "gru": ("ppo_lstm_sparse", dict(env_kwargs=NODES, cell="gru", prev_action=False)),
     "mingru": ("ppo_lstm_sparse", dict(env_kwargs=GRAPH, cell="mingru")),
     "per_node": ("ppo_lstm_sparse", EXPLORE | dict(prev_reward=True)),
+    "scaled": ("ppo_lstm_sparse", kind("vector", "box", prev_reward=True, wrap=RESCALE)),
     "gtrxl": ("ppo_gtrxl", dict(env_kwargs=GRAPH, dim=16, num_layers=2, prev_reward=True)),
     "window": ("ppo_gtrxl", dict(env_kwargs=NODES, dim=16, memory_length=2, prev_action=False)),
     "rows": ("ppo_gtrxl", dict(env_id="envs:NeighbourMean-v0", dim=16)),
@@ -305,13 +304,6 @@ def test_kinds(tmp_path, kind):
     play(saved(tmp_path / "model.pt", name, **flags), num_steps=20, ties=ties)
 
 
-def test_memory(tmp_path):
-    """A quick one, with actions that are scaled to their bounds."""
-    flags = {"env_kwargs": {"observation": "vector", "action": "box"}, "prev_reward": True}
-    flags["wrap"] = ("gymnasium.wrappers:RescaleAction:10:1000",)
-    play(saved(tmp_path / "model.pt", "ppo_lstm_sparse", **flags))
-
-
 # ---- What cannot be exported ----
 def test_refused(tmp_path, monkeypatch):
     """A sentence names the flag, or the script."""
@@ -325,16 +317,3 @@ def test_refused(tmp_path, monkeypatch):
     with pytest.raises(OSError):
         export.export(str(tmp_path / "none.pt"), str(tmp_path / "policy.pt2"))
     assert not (tmp_path / "policy.pt2").exists()
-
-
-@pytest.mark.slow
-def test_command(tmp_path):
-    """As the documentation says; what is wrong is a sentence."""
-    path = saved(tmp_path / "model.pt", "ppo_graph", env_id="envs:PoissonGraph-v0")
-    command = [sys.executable, "-m", "cleanrl_graph.services.export", "model.pt", "p.pt2"]
-    where = dict(cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(FOLDER.parent)})
-    subprocess.run(command, check=True, **where)
-    assert json.loads((tmp_path / "p.json").read_text())["script"] == "cleanrl_graph.ppo_graph"
-    path.write_text("text")
-    wrong = subprocess.run(command, capture_output=True, text=True, **where)
-    assert wrong.returncode == 1 and wrong.stderr.startswith("model.pt: not a file that a run wr")

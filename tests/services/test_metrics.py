@@ -3,6 +3,7 @@ episodes.csv and in the evaluation's table."""
 
 import csv
 import math
+import re
 
 import gymnasium as gym
 import numpy as np
@@ -54,10 +55,6 @@ gym.register("Delivery-v0", entry_point=Delivery)
 FLAGS = dict(env_id="Delivery-v0", num_envs=2, num_steps=10, num_minibatches=2)
 
 
-def reported(tmp_path, report, **flags):
-    return run(tmp_path, env_kwargs={"report": report}, total_timesteps=80, **FLAGS | flags)
-
-
 def episodes_of(folder):
     with open(folder / "episodes.csv", newline="") as file:
         return list(csv.DictReader(file))
@@ -73,11 +70,12 @@ def groups_of(rows, name, of):
 
 
 # ---- Where they stand ----
-@pytest.mark.parametrize("workers", [0, 2])
-def test_log_and_episodes(workers, tmp_path):
-    """Means over the episodes of a rollout, of each group and task, too; a column each."""
-    flags = dict(total_timesteps=80, num_workers=workers, env_kwargs=[{}, {"factor": 10}])
-    result = run(tmp_path, **FLAGS | flags)
+def test_log_and_episodes(tmp_path):
+    """Means over the episodes of a rollout, of each group and task, too; a column each; and what
+    --eval-every has of them. In worker processes, too."""
+    flags = dict(total_timesteps=80, num_workers=2, env_kwargs=[{}, {"factor": 10}])
+    result = run(tmp_path, eval_every=4, eval_episodes=2, **FLAGS | flags)
+    assert result.scalars["eval/late"] == result.scalars["eval/is_success"] == [(80, 0.0)]
     rows = episodes_of(result.folder)
     names = "step seconds return length group task is_success late load".split()
     assert list(rows[0]) == names and len(rows) == 16
@@ -114,17 +112,13 @@ def test_table_of_the_evaluation(tmp_path):
 
 
 def test_sampled_episodes_and_means():
-    """They have columns of their own; what is NaN does not count."""
-    infos = [{"episode": {"r": 1.0, "l": 2}, "metrics": {"late": late}} for late in (2.0, math.nan)]
+    """They have columns of their own, but for the best known cost; NaN does not count."""
+    episode = {"episode": {"r": 1.0, "l": 2}, "eval": {"cost": 3, "best_known": 2}}
+    infos = [episode | {"metrics": {"late": late}} for late in (2.0, math.nan)]
     rows = [evaluate.outcome(info) | evaluate.outcome(info, "sampled ") for info in infos]
     lines = evaluate.eval_table(rows).splitlines()
-    assert lines[0].endswith("| late | sampled late |") and lines[-1].endswith("| **2** | **2** |")
-
-
-def test_while_it_trains(tmp_path):
-    """--eval-every has their means."""
-    result = run(tmp_path, eval_every=1, eval_episodes=2, total_timesteps=20, **FLAGS)
-    assert result.scalars["eval/late"] == result.scalars["eval/is_success"] == [(20, 0.0)]
+    assert lines[0].endswith("| sampled cost gap % | late | sampled late |")
+    assert lines[-1].endswith("| **50.0** | **2** | **2** |") and "sampled best" not in lines[0]
 
 
 def test_after_a_resume(tmp_path):
@@ -168,48 +162,38 @@ def test_part_of_a_row(tmp_path):
 @pytest.mark.parametrize(
     "report, sentence",
     [
-        (lambda k: {"metrics": {"late": "soon"}}, "has 'late': 'soon', which is no finite number"),
-        (lambda k: {"metrics": {"late": None}}, "has 'late': None, which is no finite number"),
-        (lambda k: {"metrics": {"late": [1, 2]}}, "has 'late': [1, 2], which is no finite number"),
-        (lambda k: {"metrics": {"late": math.inf}}, "has 'late': inf, which is no finite number"),
-        (lambda k: {"metrics": {"return": 1}}, "has the name 'return', which is taken"),
-        (lambda k: {"metrics": {"SPS": 1}}, "has the name 'SPS', which is taken"),
-        (lambda k: {"metrics": {"sampled x": 1}}, "has the name 'sampled x', which is taken"),
-        (lambda k: {"metrics": {"a": 1}, "eval": {"a": 1}}, "has the name 'a', which is taken"),
+        (lambda k: {"metrics": {"late": "soon"}}, "'late': 'soon', which is no finite number"),
+        (lambda k: {"metrics": {"late": math.inf}}, "'late': inf, which is no finite number"),
+        (lambda k: {"metrics": {"late": [1, 2]}}, "'late': [1, 2], which is no finite number"),
+        (lambda k: {"metrics": {"return": 1}}, "the name 'return', which is taken"),
+        (lambda k: {"metrics": {"sampled x": 1}}, "the name 'sampled x', which is taken"),
+        (lambda k: {"metrics": {"a": 1}, "eval": {"a": 1}}, "the name 'a', which is taken"),
         (
             lambda k: {"metrics": {"a" if k < 2 else "b": 1}},
-            "has the names ['b'], in an episode before ['a']: give all at the end of each episode",
+            "the names ['b'], in an episode before ['a']: give all at the end of each episode",
         ),
-        (lambda k: {"metrics": {"a": 1}} if k else {}, "has the names ['a'], in an episode before"),
+        (lambda k: {"is_success": "yes"}, "is 'yes', not True or False"),
     ],
 )
 def test_sentences(report, sentence, tmp_path):
-    with pytest.raises(UsageError, match=r"^env [01], step \d+: info\['metrics'\] ") as error:
-        reported(tmp_path, report)
-    assert sentence in str(error.value)
-
-
-def test_success_that_is_none(tmp_path):
-    words = r"^env 0, step 5: info\['is_success'\] is 'yes', not True or False$"
+    words = rf"^env [01], step \d+: info\['(metrics|is_success)'\] (has )?{re.escape(sentence)}"
     with pytest.raises(UsageError, match=words):
-        reported(tmp_path, lambda k: {"is_success": "yes"})
+        run(tmp_path, env_kwargs={"report": report}, total_timesteps=80, **FLAGS)
 
 
 def test_nan_is_no_value(tmp_path, capsys):
-    """It is said once where it was, stands in episodes.csv and is left out of the means."""
+    """It is said once where it was, stands in episodes.csv and is left out of the means. What is no
+    dict, since others mean something else by it, is left out, which is said."""
     args = small_args(run_dir=str(tmp_path), total_timesteps=80, **FLAGS)
-    args.env_kwargs = {"report": lambda k: {"metrics": {"late": k if k % 2 else math.nan}}}
+    metrics = lambda k: {"late": k if k % 2 else math.nan}
+    args.env_kwargs = [{"report": lambda k: {"metrics": metrics(k)}}]
+    args.env_kwargs.append({"report": lambda k: {"metrics": [1, 2]}})
     services.run(ppo_graph, args)
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "nan" in line]
+    err = capsys.readouterr().err
+    (line,) = [line for line in err.splitlines() if "nan" in line]
     assert line == "env 0, step 5: late is nan, and is left out of the means"
+    assert "info['metrics'] is left out: it is no metrics but list" in err
     (folder,) = tmp_path.iterdir()
     rows = episodes_of(folder)
     assert [row["late"] for row in rows][::2] == "nan 1.0 nan 3.0 nan 5.0 nan 7.0".split()
-
-
-def test_what_others_mean_by_it(tmp_path, capsys):
-    """No dict: it is left out, which is said."""
-    args = small_args(run_dir=str(tmp_path), total_timesteps=40, **FLAGS)
-    args.env_kwargs = {"report": lambda k: {"metrics": [1, 2]}}
-    services.run(ppo_graph, args)
-    assert "info['metrics'] is left out: it is no metrics but list" in capsys.readouterr().err
+    assert {row["late"] for row in rows[1::2]} == {""}

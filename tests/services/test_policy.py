@@ -3,7 +3,6 @@
 import copy
 import importlib
 import json
-import multiprocessing
 import os
 import pickle
 import sys
@@ -15,7 +14,7 @@ import pytest
 import shared_blocks
 import torch
 from gymnasium import spaces
-from helpers import make_envs, run, run_folder, small_args
+from helpers import SmallEnv, make_envs, run, run_folder, small_args, vector
 
 from cleanrl_graph import ppo_graph, services
 from cleanrl_graph.services import checkpoint
@@ -71,6 +70,13 @@ def episode(policy, env, **kwargs):
     return actions
 
 
+class Unsafe(dict):
+    """What unpickling of others' files must not make."""
+
+
+CARTPOLE = gym.make("CartPole-v1")
+
+
 def same(ours, theirs):
     pairs = zip(ours, theirs)
     return len(ours) == len(theirs) and all(np.allclose(a, b, atol=2e-4) for a, b in pairs)
@@ -79,29 +85,20 @@ def same(ours, theirs):
 NODES = {"observation": "set", "head": "nodes"}
 
 
-@pytest.mark.parametrize(
-    "name, env_kwargs", [(name, NAMED) for name in SCRIPTS] + [(name, NODES) for name in MEMORIES]
-)
-def test_as_play_does(tmp_path, name, env_kwargs):
+@pytest.mark.parametrize("name", ["ppo_graph", *MEMORIES])
+def test_as_play_does(tmp_path, name):
     """One environment after the other by one policy, which forgets at each episode's start; memory
     or not."""
-    path = tmp_path / "model.pt"
-    played = saved(path, name, env_kwargs=env_kwargs)
-    policy = load_policy(path)
+    played = saved(tmp_path / "model.pt", name, env_kwargs=NODES)
+    policy = load_policy(tmp_path / "model.pt")
     for i, actions in enumerate(played):
         policy.reset()
         assert same(episode(policy, policy.make_env(), seed=10_001 + i), actions)
-    if name in MEMORIES and env_kwargs == NAMED:
-        first = lambda: episode(policy, policy.make_env(), seed=10_001)
-        policy.reset(), episode(policy, policy.make_env(), seed=7)
-        assert not same(first(), played[0])  # it remembers the last one
-        policy.reset()
-        assert same(first(), played[0])
 
 
 @pytest.mark.parametrize(
     "name, flags",
-    [(name, {"env_kwargs": NAMED}) for name in MEMORIES]
+    [(name, {"env_kwargs": NAMED}) for name in SCRIPTS]
     + [(name, {"env_id": "envs:NeighbourMean-v0"}) for name in ("ppo_graph", "ppo_gtrxl")],
 )
 def test_many_environments(tmp_path, name, flags):
@@ -119,31 +116,20 @@ def test_many_environments(tmp_path, name, flags):
             if starts[i]:
                 observations[i], _ = envs[i].reset()
     assert all(not env.open and same(env.actions, actions) for env, actions in zip(envs, played))
-    if name == "ppo_graph":
-        assert len(policy(observations[:2])) == 2
-        assert same(policy(observations * 2), policy(observations) * 2)
-    else:
+    if policy.has_memory:
+        action, *_ = policy(observations, rewards, [True, False, False, False])  # it forgets
+        assert same([action], [load_policy(tmp_path / "model.pt")(observations[0])])
         with pytest.raises(ValueError, match="^num_envs=4: give a list of 4 observations$"):
             policy(observations[:2])
+    else:
+        assert same(policy(observations[:2]), policy(tuple(observations))[:2])
+        with pytest.raises(ValueError, match="^num_envs=4: give a list of 4 observations$"):
+            policy(observations[0])
 
 
-@pytest.mark.parametrize("kind", ["vector", "graph"])
-def test_one_observation_for_many_environments(tmp_path, kind):
-    """A list is asked for, also where the observation has as many entries as there are
-    environments; an array of observations is as good as a list."""
-    saved(tmp_path / "model.pt", "ppo_graph", env_kwargs=NAMED | {"observation": kind})
-    policy = load_policy(tmp_path / "model.pt", num_envs=4)
-    obs, _ = policy.make_env().reset(seed=1)
-    with pytest.raises(ValueError, match="^num_envs=4: give a list of 4 observations$"):
-        policy(obs)
-    assert len(policy([obs] * 4)) == 4
-    if kind == "vector":
-        assert same(policy(np.stack([obs] * 4)), policy((obs,) * 4))
-
-
-def test_details(tmp_path, name="ppo_gtrxl"):
+def test_details(tmp_path):
     """Log-probability and value are the network's: what it says of that action."""
-    saved(tmp_path / "model.pt", name, env_id="CartPole-v1")
+    saved(tmp_path / "model.pt", "ppo_gtrxl", env_id="CartPole-v1")
     policy = load_policy(tmp_path / "model.pt", num_envs=3)
     agent = policy.agent
     noted = []
@@ -155,11 +141,26 @@ def test_details(tmp_path, name="ppo_gtrxl"):
     assert len(set(value.tolist())) == 3 and (log_prob < 0).all()
 
 
-def test_no_value_without_the_critic(tmp_path):
-    """With --critic-only a policy has no critic, so no value."""
-    flags = dict(env_kwargs=NAMED | {"observation": "mixed"}, critic_only=("speed",))
-    saved(tmp_path / "model.pt", "ppo_graph", **flags)
+class Secret(SmallEnv):
+    """A Dict whose keys are not sorted."""
+
+    observation_space = spaces.Dict([(name, vector(2)) for name in ("b", "a", "secret")])
+    action_space = vector(2)
+
+    def observe(self):
+        return {name: self.np_random.random(2, np.float32) for name in self.observation_space}
+
+
+gym.register("Secret-v0", Secret)
+
+
+def test_critic_only(tmp_path):
+    """A policy has no critic, and acts without what only the critic sees."""
+    flags = dict(env_id="Secret-v0", critic_only=("secret",))
+    played = saved(tmp_path / "model.pt", "ppo_graph", **flags)
     policy = load_policy(tmp_path / "model.pt")
+    assert list(policy.observation_space) == ["b", "a"]
+    assert same(episode(policy, policy.make_env(), seed=10_001), played[0])
     _, log_prob, value = policy(policy.make_env().reset(seed=1)[0], details=True)
     assert log_prob.shape == (1,) and value is None
 
@@ -211,103 +212,87 @@ def test_spaces_are_enough(tmp_path):
 def test_what_does_not_fit(tmp_path):
     path = tmp_path / "model.pt"
     saved(path, "ppo_graph", env_kwargs=NAMED)
-    torch.save({"a": torch.zeros(1)}, tmp_path / "other.pt")
-    (tmp_path / "text.pt").write_text("text")
     model = torch.load(path, weights_only=True)
+    weights = model["model"]
+    renamed = {name.replace("actor", "policy"): value for name, value in weights.items()}
+    nan = weights | {"critic.0.bias": torch.full_like(weights["critic.0.bias"], np.nan)}
     lstm = {"args": {"exp_name": "", "lstm_dim": 3}, "script": "ppo_lstm_sparse"}
-    torch.save(model | lstm, tmp_path / "lstm.pt")
-    renamed = {name.replace("actor", "policy"): value for name, value in model["model"].items()}
-    torch.save(model | {"model": renamed}, tmp_path / "old.pt")
-    nan = {"critic.0.bias": torch.full_like(model["model"]["critic.0.bias"], np.nan)}
-    torch.save(model | {"model": model["model"] | nan}, tmp_path / "nan.pt")
-    old = (
-        r"old.pt: .*it is of ppo_graph.py and Random-v0, its weights do not fit .* this script was "
-    )
-    old += r"changed .*policy.* is one of 4 that differ(; --load-matching takes those that fit)?$"
-    lstm = r"flags \['lstm_dim'\], ppo_graph does not; it is of ppo_lstm_sparse"
-    other = "(?s)observation space Box.*action space Discrete.*it is of ppo_graph"
-    for name, sentence, more in [
-        ("other.pt", "other.pt: not a file that a run wrote", {}),
-        ("text.pt", "text.pt: not a file that a run wrote", {}),
-        ("model.pt", other, dict(env=gym.make("CartPole-v1"))),
-        ("lstm.pt", lstm, dict(script=ppo_graph)),
-        ("old.pt", old, {}),
-        ("nan.pt", "nan.pt: the weights critic.0.bias are not finite", {}),
+    old = "it is of ppo_graph.py and Random-v0, its weights do not fit .* was changed before .*"
+    for saves, sentence, more in [
+        ({"a": torch.zeros(1)}, "model.pt: not a file that a run wrote", {}),
+        (model, "(?s)observation space Box.*action space Discrete", dict(env=CARTPOLE)),
+        (model | lstm, r"flags \['lstm_dim'\], ppo_graph does not", dict(script=ppo_graph)),
+        (model | {"model": renamed}, old + "policy.* is one of 4 that differ$", {}),
+        (model | {"model": nan}, "model.pt: the weights critic.0.bias are not finite", {}),
+        (model | {"model": Unsafe()}, "model.pt: not a file that a run wrote", {}),
     ]:
+        torch.save(saves, path)
         with pytest.raises(ValueError, match=sentence):
-            load_policy(tmp_path / name, **more)
-    policy = load_policy(path)
+            load_policy(path, **more)
+    torch.save(model, path)
     with pytest.raises(ValueError, match="env 0, leaf 'obs.nodes', step 1: cannot be read"):
-        policy(np.zeros(3))
+        load_policy(path)(np.zeros(3))
     with pytest.raises(OSError):
         load_policy(tmp_path / "none.pt")
 
 
-def test_folder_of_runs(tmp_path):
-    """The newest model below a folder is meant, by load_policy and by --load-model."""
-    (tmp_path / "runs").mkdir()
-    with pytest.raises(
-        ValueError, match="runs: no model.pt or checkpoint is in this folder or below"
-    ):
-        load_policy(tmp_path / "runs")
-    for seed, folder in ((1, tmp_path / "runs"), (2, tmp_path / "runs" / "sweep")):
-        path = run(folder, env_id="CartPole-v1", seed=seed, save_model=True).folder / "model.pt"
-        os.utime(path, (seed, seed))
-        weights = torch.load(path)["model"]
-        for given in (load_policy(tmp_path / "runs"), load_policy(path)):
-            state = given.agent.state_dict()
-            assert all(torch.equal(state[name], value) for name, value in weights.items())
-    rows = run(tmp_path / "b", load_model=str(tmp_path / "runs"), total_timesteps=0).rows
-    assert rows == run(tmp_path / "c", load_model=str(path), total_timesteps=0).rows
+def test_files_that_a_folder_means(tmp_path):
+    """The newest model below it. In the folder of a run its model.pt, else its newest checkpoint,
+    else its best.pt."""
 
+    def bias(path):
+        return load_policy(path).agent.critic[0].bias[0].item()
 
-def test_checkpoint_and_folder(tmp_path):
-    """A run that is not finished plays from its newest checkpoint, which is as good as a model.pt;
-    its folder names either."""
-    flags = dict(env_id="CartPole-v1", checkpoint_every=1)
-    folder = run(tmp_path, **flags).folder
-    (path, *_) = sorted(folder.glob("*.ckpt"), reverse=True)
-    expected = checkpoint.read(path)["model"]
-    for where in (path, str(path), folder):
-        weights = load_policy(where).agent.state_dict()
-        assert all(torch.equal(weights[name], value) for name, value in expected.items())
-    env = gym.make("CartPole-v1")
-    assert load_policy(folder)(env.reset(seed=1)[0]) in (0, 1)
-    zeros = {name: 0 * value for name, value in expected.items()}
-    model = {"script": "ppo_graph", "args": checkpoint.read(path)["args"], "model": zeros}
-    torch.save(model, folder / "model.pt")
-    assert not any(value.any() for value in load_policy(folder).agent.state_dict().values())
-    path.write_bytes(path.read_bytes()[:-1])
+    runs = tmp_path / "runs"
+    one, two = runs / "one", runs / "sweep" / "two"
+    for folder in (one, two):
+        folder.mkdir(parents=True)
+    with pytest.raises(ValueError, match="runs: no model.pt or checkpoint is in this folder or be"):
+        load_policy(runs)
+    ran = run(tmp_path / "run", env_id="CartPole-v1", checkpoint_every=1)
+    older, newer = sorted(ran.folder.glob("*.ckpt"))
+    written = checkpoint.read(newer)
+    expected = written["model"]["critic.0.bias"][0].item()
+    assert checkpoint.read(older)["model"]["critic.0.bias"][0] != expected
+    model = {"script": "ppo_graph", "args": written["args"], "model": written["model"]}
+    for k, path in enumerate((one / "model.pt", two / newer.name, one / "best.pt")):
+        if path.suffix == ".ckpt":
+            path.write_bytes(newer.read_bytes())
+        else:
+            model["model"]["critic.0.bias"][0] = k
+            torch.save(model, path)
+        os.utime(path, (k, k))
+    assert bias(runs) == bias(str(two)) == bias(two / newer.name) == bias(ran.folder) == expected
+    assert bias(one) == 0
+    os.utime(one / "model.pt", (9, 9))
+    assert bias(runs) == 0
+    (one / "model.pt").rename(ran.folder / "model.pt")
+    assert bias(ran.folder) == 0
+    assert bias(one) == 2
+    newer.write_bytes(newer.read_bytes()[:-1])
     with pytest.raises(ValueError, match="ckpt: not a file that a run wrote"):
-        load_policy(path)
+        load_policy(newer)
 
 
 def test_all_entries_of_a_list(tmp_path):
     """Without an environment the policy is one for each entry of --env-kwargs, also for those with
     more rows to choose from than the first."""
     sizes = [{"jobs": 2, "machines": 2}, {"jobs": 5, "machines": 3}]
-    kwargs = dict(env_id="envs:JobShop-v0", env_kwargs=sizes, num_envs=2, save_model=True)
-    path = run(tmp_path, **kwargs).folder / "model.pt"
-    policy = load_policy(path)
+    saved(tmp_path / "model.pt", "ppo_graph", env_id="envs:JobShop-v0", env_kwargs=sizes)
+    policy = load_policy(tmp_path / "model.pt")
     for i in range(2):
         env = policy.make_env(i)
         assert env.action_space.contains(policy(env.reset(seed=1)[0]))
 
 
 # ---- --load-model: flags of the file ----
-NETWORK = {
-    "ppo_graph": dict(hidden_dims=(12,), gnn="sage", norm_obs=True),
-    "ppo_gtrxl": dict(dim=16, num_layers=2, prev_reward=True),
-}
-
-
-@pytest.mark.parametrize("name", NETWORK)
-def test_evaluation_alone_takes_the_flags_of_the_file(tmp_path, capsys, name):
+def test_evaluation_alone_takes_the_flags_of_the_file(tmp_path, capsys):
     """Only --load-model: the same network, memory and environment play the same episodes; others of
     its kwargs may be given."""
-    script, flags = importlib.import_module(f"cleanrl_graph.{name}"), NETWORK[name]
-    env = dict(env_id="envs:JobShop-v0", env_kwargs={"jobs": 2, "machines": 2})
-    first = run(tmp_path / "a", script, save_model=True, eval_episodes=2, **env, **flags)
+    script = importlib.import_module("cleanrl_graph.ppo_gtrxl")
+    flags = dict(env_id="envs:JobShop-v0", env_kwargs={"jobs": 2, "machines": 2}, norm_obs=False)
+    flags |= dict(dim=16, num_layers=2, prev_reward=True)
+    first = run(tmp_path / "a", script, save_model=True, eval_episodes=2, **flags)
     more = dict(total_timesteps=0, eval_episodes=2, cuda=False, save_model=True)
     alone = args_of(script, **more, load_model=str(first.folder / "model.pt"))
     played = lambda folder, **more: services.run(script, alone, run_dir=str(folder), **more)
@@ -316,8 +301,7 @@ def test_evaluation_alone_takes_the_flags_of_the_file(tmp_path, capsys, name):
     said = capsys.readouterr().err
     assert "it/s" not in said  # no bar of no steps
     assert "taken from the file" in said and "not taken" not in said
-    taken, expected = flags_of(tmp_path / "b"), json.loads(json.dumps(env | flags))
-    assert all(taken[name] == value for name, value in expected.items())
+    assert flags.items() <= flags_of(tmp_path / "b").items()
     larger = {"jobs": 4, "machines": 2}
     assert played(tmp_path / "c", env_kwargs=larger) != first.rows
     assert flags_of(tmp_path / "c")["env_kwargs"] == larger
@@ -358,32 +342,22 @@ def test_flags_that_make_another_network(tmp_path, monkeypatch, capsys):
 
 
 # ---- In an environment ----
-class Heaps(gym.Env):
-    """The agent takes a heap, then its opponent, which is a policy, takes one. It is truncated when
-    there is none."""
+class Heaps(SmallEnv):
+    """The agent takes a heap, then its opponent, which is a policy, takes one."""
 
     observation_space = spaces.Sequence(spaces.Box(0, 1, (2,), np.float32), stack=True)
-    action_space = spaces.Discrete(50)
+    action_space, length = spaces.Discrete(50), 2
 
     def __init__(self, opponent=lambda obs: 0, fails=False):
         self.opponent = opponent
         self.fails = fails
 
     def observe(self):
-        return self.np_random.random((self.num, 2), np.float32)
+        return np.zeros((4 - 2 * self.t, 2), np.float32)
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.num = 4
-        return self.observe(), {}
-
-    def step(self, action):
-        self.num -= 1
-        self.opponent(self.observe())
-        if self.fails:
-            raise KeyError("heap")
-        self.num -= 1
-        return self.observe(), 1.0, False, self.num == 0, {}
+    def reward(self, action):
+        self.opponent(self.observe()[1:])
+        return 1 / (1 - self.fails)
 
 
 gym.register("Heaps-v0", Heaps)
@@ -398,12 +372,10 @@ def test_opponents(tmp_path):
     envs = make_envs([lambda: Heaps(opponent)] * 2, **flags)
     envs.reset(0)
     assert envs.step([0, 0]).truncated.tolist() == [False] * 2
-    step = envs.step([0, 0])
-    assert step.truncated.tolist() == [True] * 2
-    assert [flat.counts["obs"].tolist() for flat in step.finals] == [[0]] * 2
+    assert [flat.counts["obs"].tolist() for flat in envs.step([0, 0]).finals] == [[0]] * 2
     envs = make_envs([lambda: Heaps(opponent), lambda: Heaps(opponent, fails=True)], **flags)
     envs.reset(0)
-    with pytest.raises(UsageError, match="env 1, step 1, step.*KeyError: 'heap'"):
+    with pytest.raises(UsageError, match="env 1, step 1, step.*ZeroDivisionError"):
         envs.step([0, 0])
 
 
@@ -427,25 +399,13 @@ def test_policy_for_another_process(tmp_path, name, gnn):
         obs, reward, *_ = env.step(expected)
 
 
-@pytest.mark.slow
-def test_policy_in_another_process(tmp_path):
-    """One that imports everything anew."""
-    saved(tmp_path / "model.pt", "ppo_gtrxl", env_kwargs=NAMED)
-    policy = load_policy(tmp_path / "model.pt")
-    obs, _ = policy.make_env().reset(seed=1)
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert np.allclose(pool.apply(policy, (obs, 0.0)), policy(obs, 0.0))
-
-
 def test_flags_that_are_gone(tmp_path):
     """A file with a flag of before plays where it has the value that scripts still mean."""
     saved(tmp_path / "model.pt", "ppo_gtrxl", dim=8)
     model = torch.load(tmp_path / "model.pt", weights_only=True)
     model["args"] |= {"bf16": False, "readout": "meanmax"}
     torch.save(model, tmp_path / "model.pt")
-    policy = load_policy(tmp_path / "model.pt")
-    env = policy.make_env()
-    assert env.action_space.contains(policy(env.reset(seed=1)[0]))
+    load_policy(tmp_path / "model.pt")
     model["args"] |= {"readout": "sum"}
     torch.save(model, tmp_path / "model.pt")
     with pytest.raises(ValueError, match=r"it has the flags \['readout'\]"):

@@ -11,6 +11,8 @@ from gymnasium import spaces
 from helpers import make_envs, run_folder, small_args
 
 from cleanrl_graph import load_policy, ppo_graph, services
+from cleanrl_graph.envs import fitting
+from cleanrl_graph.services import summary
 from cleanrl_graph.services.check import UsageError
 
 RANDOM = helpers.RandomEnv.__module__ + ":Random-v0"
@@ -60,24 +62,14 @@ def said(folder, script=ppo_graph, **flags):
 CHOICE = "choice of a row of graph.nodes, masked by action_mask [nodes] int8"
 ENVS = [  # id, kwargs, what is told
     ("CartPole-v1", {}, "obs [4] float32", "a fixed list of 2 options"),
-    ("envs:PoissonGraph-v0", {}, "graph.nodes [nodes, 8] float32", "graph.edge_links [edges, 2] i"),
     ("envs:JobShop-v0", {}, "graph.edges [edges] Discrete(4)", CHOICE),
     (
         "envs:NodeAmount-v0",
         {},
-        "node: choice of a row of graph.nodes, masked by action_mask.node [n",
+        "node: choice of a row of graph.nodes, masked by action_mask.node [",
     ),
-    (
-        "envs:Colouring-v0",
-        {},
-        "for each row of graph.nodes a fixed list of 2 options, masked by act",
-    ),
-    (
-        "envs:GraphExplore-v0",
-        {},
-        "no input: node_ids [rows] int64",
-        "choice of a row of graph.node",
-    ),
+    ("envs:Colouring-v0", {}, "for each row of graph.nodes a fixed list of 2 options, masked by"),
+    ("envs:GraphExplore-v0", {}, "no input: node_ids [rows] int64, by which a memory knows a row"),
     (RANDOM, {"observation": "image_hwc"}, "obs [12, 10, 3] uint8 (image)"),
     (
         RANDOM,
@@ -85,7 +77,6 @@ ENVS = [  # id, kwargs, what is told
         "of 3 options; rest.0: 2 numbers from -1 to 1; rest.1: 2 fixed l",
     ),
     (RANDOM, {"observation": "discrete"}, "obs Discrete(5, start=-2)"),
-    (RANDOM, {"observation": "set", "head": "avail_actions"}, "choice of a row of avail_actions"),
 ]
 
 
@@ -119,23 +110,27 @@ def test_how_parts_are_drawn(tmp_path):
 FIRST = ", ".join(map(str, range(2, 14)))
 OWN_ACTIONS = {
     "2 numbers from -2 to 3": spaces.Box(-2, 3, (2,)),
-    "2 numbers from 0 to inf, not scaled": spaces.Box(0, np.inf, (2,)),
+    "2 numbers, not scaled where a bound is infinite": spaces.Box(0, np.inf, (2,)),
     "2 numbers between their bounds": spaces.Box(np.array([0, 1], "f"), np.array([2, 2], "f")),
-    "2 numbers some of them unbounded and not scaled": spaces.Box(
-        np.array([0, 1], "f"), np.array([2, np.inf], "f")
-    ),
     f"50 fixed lists, of {FIRST}, and 38 more options; drawn independently": spaces.MultiDiscrete(
         range(2, 52)
     ),
 }
 
 
+def told(env, **flags):
+    """The lines about spaces and network, without a run."""
+    envs = make_envs([lambda: env], **flags)
+    args = small_args(**flags)
+    agent = ppo_graph.Agent(envs.leaves, envs.action_space, args)
+    return list(summary.lines(ppo_graph, args, agent, envs))
+
+
 @pytest.mark.parametrize("text", OWN_ACTIONS)
-def test_bounds_of_numbers(text, tmp_path, monkeypatch):
+def test_bounds_of_numbers(text):
     """A MultiDiscrete of many entries is one line."""
-    monkeypatch.setitem(helpers.ACTIONS, "own", OWN_ACTIONS[text])
-    flags = dict(env_id=RANDOM, env_kwargs={"observation": "vector", "action": "own"})
-    assert f"action: {text}" in said(tmp_path / "a", **flags)
+    env = helpers.ListEnv(helpers.vector(2), [], OWN_ACTIONS[text])
+    assert f"action: {text}" in told(env)
 
 
 # ---- What is probably not meant ----
@@ -160,83 +155,66 @@ def test_rows_beside_a_fixed_list(observation, warning, tmp_path):
 
 
 @pytest.mark.parametrize("sizes, is_said", [((50, 50), False), ((51, 2), True)])
-def test_several_short_lists_beside_rows(sizes, is_said, tmp_path, monkeypatch):
+def test_several_short_lists_beside_rows(sizes, is_said):
     """They are usual. One of more than 50 options may be meant as a choice of a row."""
     action = spaces.Tuple([spaces.Discrete(n) for n in sizes])
-    monkeypatch.setitem(helpers.ACTIONS, "own", action)
-    flags = dict(env_id=RANDOM, env_kwargs={"observation": "set", "action": "own"})
-    lines = said(tmp_path / "a", **flags)
+    lines = told(helpers.ListEnv(helpers.OBSERVATIONS["set"], [], action))
     assert any("the action is one of a fixed list" in line for line in lines) == is_said
 
 
 def fleet(name, num):
-    """Vehicles that act, beside a graph; each has a part of that name."""
+    """Cars that act, beside a graph; each has a part of that name."""
     action = spaces.Sequence(spaces.Dict({name: spaces.Discrete(num)}))
-    vehicles = spaces.Sequence(helpers.vector(2), stack=True)
-    observation = spaces.Dict(map=helpers.graph_space(features=2), vehicles=vehicles)
-    obs = observation.sample()
-    return helpers.ListEnv(observation, [obs], spaces.Dict(vehicles=action))
+    cars = spaces.Sequence(helpers.vector(2), stack=True)
+    observation = spaces.Dict(cars=cars, map=helpers.graph_space(features=2))
+    return helpers.ListEnv(observation, [], spaces.Dict(cars=action))
 
 
 @pytest.mark.parametrize(
-    "name, num, told",
+    "name, num, text",
     [
         (
             "target",
             1000,
-            "'map.nodes', call that part of the action 'map'; if not, --action-head v",
+            "'map.nodes', call that part of the action 'map'; if not, --action-head c",
         ),
-        (
-            "map",
-            1000,
-            "action: vehicles.map: for each row of vehicles choice of a row of map.nodes",
-        ),
-        ("target", 3, "for each row of vehicles a fixed list of 3 options"),
+        ("map", 1000, "cars.map: for each row of cars choice of a row of map.nodes"),
+        ("target", 3, "for each row of cars a fixed list of 3 options"),
     ],
 )
-def test_rows_that_choose_by_a_wrong_name(name, num, told, tmp_path):
-    gym.register("Vehicles-v0", lambda: fleet(name, num))
-    try:
-        lines = said(tmp_path / "a", env_id="Vehicles-v0")
-        assert any(told in line for line in lines), lines
-        assert any("warning" in line for line in lines) == told.startswith("'map.nodes'")
-        lines = said(tmp_path / "b", env_id="Vehicles-v0", action_head="vehicles")
-        assert not any("warning" in line for line in lines)
-    finally:
-        del gym.registry["Vehicles-v0"]
+def test_rows_that_choose_by_a_wrong_name(name, num, text):
+    lines = told(fleet(name, num))
+    assert any(text in line for line in lines), lines
+    assert any("warning" in line for line in lines) == text.startswith("'map.nodes'")
+    lines = told(fleet(name, num), action_head="cars")
+    assert not any("warning" in line for line in lines)
 
 
-def test_words_are_no_rows_to_choose(tmp_path):
+def test_words_are_no_rows_to_choose():
     """Text is a set of words, beside which a list of actions is usual."""
     space = spaces.Dict(mission=spaces.Text(20), x=helpers.vector(2))
-    gym.register("Words-v0", lambda: helpers.ListEnv(space, [{"mission": "go", "x": np.zeros(2)}]))
-    try:
-        assert not any("warning" in line for line in said(tmp_path / "a", env_id="Words-v0"))
-    finally:
-        del gym.registry["Words-v0"]
+    lines = told(fitting.fit(helpers.ListEnv(space, [])))
+    assert "mission [rows, 3] MultiDiscrete([1024 1024   64])" in lines[0]
+    assert not any("warning" in line for line in lines)
 
 
-def test_padded_mask_is_named(tmp_path):
-    """A mask of 6 entries beside a graph of at most 5 nodes, whose padding must be zero."""
-    text = "\n".join(said(tmp_path / "a", env_id=PADDED))
-    assert "action_mask has 6 entries whatever the number of rows is" in text
-    text = "\n".join(said(tmp_path / "b", env_id=PADDED, action_head="nodes"))
+def test_padded_mask(tmp_path):
+    """A mask of 6 entries beside a graph of at most 5 nodes is named. With --action-head nodes what
+    is behind the nodes, which must be zero, is cut off, in training, in the evaluation and in a
+    program: no option is chosen that is no node."""
+    assert "action_mask has 6 entries whatever the number of rows is" in told(Padded())[-1]
+    flags = dict(env_id=PADDED, action_head="nodes")
+    folder = tmp_path / "a"
+    args = small_args(run_dir=str(folder), eval_episodes=10, save_model=True, **flags)
+    rows = services.run(ppo_graph, args)
+    assert all(row["return"] in (0, 1) for row in rows)
+    policy = load_policy(str(run_folder(folder) / "model.pt"), Padded())
+    env = policy.make_env()
+    for seed in range(9):
+        obs, _ = env.reset(seed=seed)
+        assert policy(obs) < len(obs["graph"].nodes)
+    text = "\n".join(said(tmp_path / "b", **flags))
     assert CHOICE in text and "warning" not in text
     words = "env 0, step 0, leaf 'action_mask': option 5 is allowed, th"
     with pytest.raises(UsageError, match=words):
         make_envs([lambda: Padded(beyond=5)], action_head="nodes").reset(0)
-
-
-def test_padded_mask_of_nodes(tmp_path):
-    """With --action-head nodes what is behind the nodes is cut off, in training, in the evaluation
-    and in a program: no option is chosen that is no node, and the marked one is learned."""
-    flags = dict(num_envs=8, num_steps=16, num_minibatches=2, update_epochs=4, learning_rate=1e-2)
-    folder = tmp_path / "a"
-    flags |= dict(env_id=PADDED, action_head="nodes", save_model=True)
-    args = small_args(run_dir=str(folder), total_timesteps=2560, eval_episodes=10, **flags)
-    rows = services.run(ppo_graph, args)
-    assert np.mean([row["return"] for row in rows]) == 1
-    env = Padded()
-    policy = load_policy(str(run_folder(folder) / "model.pt"), env)
-    obs, _ = env.reset(seed=1)
-    assert policy(obs) == env.marked

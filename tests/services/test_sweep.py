@@ -3,8 +3,10 @@ their table."""
 
 import csv
 import json
+import os
 import shlex
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from torch.utils.tensorboard import SummaryWriter
 from cleanrl_graph.services import plot, sweep
 
 SCRIPT = """
+import os
 import sys
 from dataclasses import dataclass
 
@@ -28,25 +31,14 @@ class Args:
     hidden_dims: tuple[int, ...] = (8,)
 
 if __name__ == "__main__":
-    print(*sys.argv[1:])
+    print(os.environ["OMP_NUM_THREADS"], *os.sched_getaffinity(0))
     if "--learning-rate 2" in " ".join(sys.argv):
         sys.exit("it is out of range")
 """
 MINE = """
 import gymnasium as gym
-import numpy as np
 
-class Mine(gym.Env):
-    observation_space = gym.spaces.Box(-1, 1, (1,))
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, seed=None, options=None):
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        return np.zeros(1, np.float32), float(action), True, False, {}
-
-gym.register("Mine-v0", Mine)
+gym.register("Mine-v0", "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=50)
 """
 
 
@@ -57,50 +49,49 @@ def script(tmp_path, monkeypatch):
     (tmp_path / "mine_ppo.py").write_text(SCRIPT)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield "mine_ppo.py"
-    sys.modules.pop("mine_ppo", None)
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+def jobs_of(words):
+    """The jobs of a command, and the flags that have several values."""
+    (script,), flags = sweep.words_of(shlex.split(words))
+    return sweep.jobs_of(script, sweep.OWN | flags)
 
 
 # ---- The command of a sweep ----
 @pytest.mark.parametrize(
     "words, expected",
     [
-        ("--learning-rate 1 3", ["--learning-rate 1", "--learning-rate 3"]),
-        ("--no-anneal-lr", ["--no-anneal-lr"]),
+        ("--learning-rate 1 -3", ["--learning-rate 1", "--learning-rate -3"]),
+        ("--no-anneal-lr --learning_rate=1", ["--no-anneal-lr --learning-rate 1"]),
         ("--anneal-lr True False", ["--anneal-lr", "--no-anneal-lr"]),
-        ("--hidden-dims 8 9", ["--hidden-dims 8 9"]),  # values that stay together
+        ("--hidden-dims 8 9 --wrap a b", ["--hidden-dims 8 9 --wrap a b"]),  # stay together
         ("--hidden-dims '8 9' 7", ["--hidden-dims 8 9", "--hidden-dims 7"]),
-        ("--learning_rate=1", ["--learning-rate 1"]),
-        ("--learning-rate -1", ["--learning-rate -1"]),
     ],
 )
 def test_choices_of_a_flag(words, expected, script):
-    scripts, flags = sweep.words_of([script, *shlex.split(words)])
-    assert scripts == [script]
-    jobs, _ = sweep.jobs_of(script, sweep.OWN | flags)
-    own = ["--seed", "--resume", "--run-dir"]
-    found = []
+    jobs, _ = jobs_of(f"{script} {words} --seeds 4")
+    assert [" ".join(job.command[2:-6]) for job in jobs] == expected
     for job in jobs:
         assert job.command[:2] == [sys.executable, str(Path(script).absolute())]
-        assert job.command[-6::2] == own and Path(job.command[-1]) == job.folder
-        found.append(" ".join(job.command[2:-6]))
-    assert found == expected * 3
-    assert [job.command[-5] for job in jobs] == sorted(["1", "2", "3"] * len(expected))
+        own = ["--seed", "4", "--resume", "auto", "--run-dir", str(job.folder)]
+        assert job.command[-6:] == own
 
 
 def test_combinations(script):
     """Each value of a flag with each of the others, the first seed of all first; runs and folders
-    differ."""
-    words = f"{script} --learning-rate 1 3 --anneal-lr True False --env-id m:A-v0 B-v0 --seeds 4 5"
-    _, flags = sweep.words_of(words.split())
-    jobs, names = sweep.jobs_of(script, sweep.OWN | flags)
+    differ. In another order of flags they are the same runs."""
+    words = "--learning-rate 1 3 --anneal-lr True False --env-id m:A-v0 B-v0"
+    jobs, names = jobs_of(f"{script} {words} --seeds 4 5")
     assert len({job.folder for job in jobs}) == len(jobs) == 16
     assert names == ["learning-rate", "anneal-lr", "env-id"]
     assert jobs[0].about == "--learning-rate 1 --anneal-lr --env-id m:A-v0"
-    assert sweep.jobs_of("mine_ppo", sweep.OWN | flags)[0] == jobs  # its name is enough
     assert {job.key.split("_s")[0] for job in jobs} == {"mine_ppo_A-v0", "mine_ppo_B-v0"}
     assert ["_s4_" in job.key for job in jobs] == [True] * 8 + [False] * 8
+    words = "--seeds 5 4 --env-id B-v0 m:A-v0 --anneal-lr False True --learning-rate 3 1"
+    again, _ = jobs_of(f"mine_ppo {words}")  # its name is enough
+    assert {job.key for job in again} == {job.key for job in jobs}
 
 
 @pytest.mark.parametrize(
@@ -118,8 +109,20 @@ def test_wrong_command(words, sentence, script):
         sweep.main(words.split())
 
 
+def test_it_starts_at_once():
+    """Without torch, which takes longer to import than all that a sweep does."""
+    words = "ppo_graph --learning-rate 1e-3 3e-4".split()
+    code = f"""import sys
+from cleanrl_graph.services import sweep
+script, flags = sweep.words_of({words})
+assert len(sweep.jobs_of(*script, sweep.OWN | flags)[0]) == 6
+print("torch" in sys.modules)"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
+
+
 def test_failed_run(script, capsys):
-    """The others go on, and only it runs again."""
+    """The others go on, and only it runs again. Each run has one thread on its own cores."""
     words = [script, "--learning-rate", "1", "2", "--seeds", "1", "--workers", "2"]
     assert sweep.main(words) == sweep.FAILED
     out = capsys.readouterr().out
@@ -127,34 +130,61 @@ def test_failed_run(script, capsys):
     assert "curves: python -m cleanrl_graph.services.plot runs --by learning-rate" in out
     codes = [path.read_text() for path in sorted(Path("runs").glob("*/exit_code"))]
     assert sorted(codes) == ["0", "1"]
+    threads, cores = zip(*[p.read_text().split(" ", 1) for p in Path("runs").glob("*/stdout.txt")])
+    assert threads == ("1", "1")
+    assert len(set(cores)) == min(2, len(os.sched_getaffinity(0)))
     assert sweep.main(words) == sweep.FAILED
     assert "2 runs in runs, 1 are finished already" in capsys.readouterr().out
 
 
-def test_sweep_and_curves_of_an_own_environment(script, tmp_path, capsys):
-    """A script of the package by its name, with a module of the current folder; then curves, by the
-    flags that differ."""
+def test_sweep_of_an_own_environment(script, capsys):
+    """A script of the package by its name, with a module of the current folder."""
     Path("mine.py").write_text(MINE)
-    words = "ppo_graph --env-id mine:Mine-v0 --seeds 1 --learning-rate 1e-3 1e-2 --workers 2"
-    words += " --total-timesteps 256 --num-steps 32 --hidden-dims 8 8 --eval-episodes 1 --no-cuda"
+    words = "ppo_graph --env-id mine:Mine-v0 --seeds 1 --learning-rate 1e-2 --no-cuda"
+    words += " --total-timesteps 256 --num-steps 32 --hidden-dims 8 8 --eval-episodes 1"
     assert sweep.main(words.split()) == 0
     assert "0 runs are left, 0 failed" in capsys.readouterr().out
-    for path in Path("runs").glob("*/*/args.json"):
-        assert json.loads(path.read_text())["hidden_dims"] == [8, 8]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweep, "start", lambda *_: pytest.fail("a finished run was started"))
-        assert sweep.main(words.split()) == 0
-    runs = plot.find(["runs"], 100)
-    assert [run.steps[-1] for run in runs] == [256, 256]
-    curves = plot.curves_of(runs, [])
-    labels = {("mine:Mine-v0", f"learning_rate {rate}") for rate in (0.001, 0.01)}
-    assert set(curves) == labels == set(plot.curves_of(runs, ["--learning-rate"]))
+    (run,) = plot.find(["runs"], 100)
+    assert 0 < run.steps[-1] <= 256 and run.flags["hidden_dims"] == [8, 8]
+    assert run.flags["learning_rate"] == 0.01
+
+
+MINI = """
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+@dataclass
+class Args:
+    env_id: str = "mine:Mine-v0"
+    seed: int = 1
+    gamma: float = 0.9
+
+if __name__ == "__main__":
+    import mine
+    Path("runs").mkdir()
+    Path("runs/given").write_text(" ".join(sys.argv[1:]))
+"""
+
+
+def test_sweep_of_a_small_script(script):
+    """x_mini.py has neither --run-dir nor --resume: it runs in the run's folder, and finds modules
+    of this one; what a stopped run has left is gone."""
+    Path("x_mini.py").write_text(MINI)
+    Path("mine.py").touch()
+    words = "x_mini --gamma 0.8 0.9 --seeds 1"
+    jobs, _ = jobs_of(words)
+    (jobs[0].folder / "runs").mkdir(parents=True)
+    assert sweep.main(words.split()) == 0
+    for job, gamma in zip(jobs, ("0.8", "0.9")):
+        given = (job.folder / "runs" / "given").read_text()
+        assert given == f"--gamma {gamma} --seed 1" and sweep.is_finished(job)
 
 
 # ---- Curves ----
 def made_run(folder, returns, steps=10, **flags):
     """A run whose episodes have these returns, one after every `steps` steps and second."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "events.out.tfevents.1").touch()
     flags = {"env_id": "m:E-v0", "seed": 1, "learning_rate": 0.1, "track": False} | flags
     (folder / "args.json").write_text(json.dumps(flags))
@@ -194,40 +224,40 @@ def test_mean_and_deviation_over_seeds(tmp_path, capsys):
     assert "| m:E-v0 | learning_rate 0.2 | 1 | 30 | 3 | 5 |" in table
 
 
-def test_by_one_flag(tmp_path, capsys):
-    """Runs that differ otherwise are one curve, which is said; runs of two environments are not."""
-    for k, (rate, gamma) in enumerate([(1, 0.9), (1, 0.8), (2, 0.9)]):
-        made_run(tmp_path / f"{k}", [1, 2], learning_rate=rate, gamma=gamma)
-    made_run(tmp_path / "3", [1, 2], env_id="F-v0", learning_rate=3, gamma=0.9)
-    runs = plot.find([str(tmp_path)], 100)
-    assert plot.differing(runs) == ["gamma", "learning_rate"]
-    curves = plot.curves_of(runs, ["gamma"])
-    assert {key: len(own) for key, own in curves.items()} == {
-        ("m:E-v0", "gamma 0.9"): 2,
-        ("m:E-v0", "gamma 0.8"): 1,
-        ("F-v0", "gamma 0.9"): 1,
-    }
+def test_grid_of_a_curve():
+    """It begins where all its runs have a mean. One that ends earlier keeps its last."""
+    points, means = [[5, 20], [10, 15]], [[1, 2], [3, 4]]
+    grid, rows = plot.on_grid(list(map(np.array, points)), list(map(np.array, means)))
+    assert 10 <= grid[0] < 10.2 and rows[:, 0].tolist() == [1, 3]
+    assert grid[-1] == 20 and rows[:, -1].tolist() == [2, 4]
+
+
+def test_which_runs_are_one_curve(tmp_path, capsys):
+    """Those that are alike in the flags of --by, or in all; in which others they differ is said.
+    Runs of other environments, arguments of them or wrappers are never one curve. Versions of
+    packages make no other curve."""
+
+    def sizes(by=()):
+        curves = plot.curves_of(plot.find([str(tmp_path)], 100), by)
+        return {key: len(own) for key, own in curves.items()}
+
+    for k, (rate, gamma) in enumerate([(1, 0.9), (1, 0.8), (2, 0.9), (2, 0.9)]):
+        more = dict(seed=k, commit=f"{k}", versions={"torch": f"2.{k}"}, num_envs=4)
+        made_run(tmp_path / f"{k}", [1, 2], learning_rate=rate, gamma=gamma, **more)
+    made_run(tmp_path / "4", [1, 2], env_id="F-v0", learning_rate=3, gamma=0.9, num_envs=8)
+    names = {"m:E-v0, gamma 0.8": 1, "m:E-v0, gamma 0.9": 3, "F-v0, gamma 0.9": 1}
+    assert {", ".join(key): num for key, num in sizes(["--gamma"]).items()} == names
     assert capsys.readouterr().err == "m:E-v0, gamma 0.9: its runs differ in learning_rate\n"
-    assert len(plot.curves_of(runs, [])) == 4 and capsys.readouterr().err == ""
-    with pytest.raises(SystemExit, match="--by lr: .* no such flag; the runs differ in gamma, lea"):
-        plot.curves_of(runs, ["lr"])
-
-
-def test_tasks_are_told_apart(tmp_path, capsys):
-    """Runs with other arguments of the environment, or other wrappers, are never one curve. Other
-    versions of packages make no other curve."""
-    tasks = [({"jobs": 3}, []), ({"jobs": 9}, []), ({"jobs": 3}, ["hide:1"]), ({"jobs": 3}, [])]
-    for k, (kwargs, wrap) in enumerate(tasks):
-        more = dict(seed=k, commit=f"{k}", versions={"torch": f"2.{k}"})
-        made_run(tmp_path / f"{k}", [1], env_kwargs=kwargs, wrap=wrap, **more)
-    runs = plot.find([str(tmp_path)], 100)
-    curves = plot.curves_of(runs, ["learning_rate"])
-    assert {label: len(own) for (_, label), own in curves.items()} == {
-        "env_kwargs {'jobs': 3}, wrap [], learning_rate 0.1": 2,
-        "env_kwargs {'jobs': 9}, wrap [], learning_rate 0.1": 1,
-        "env_kwargs {'jobs': 3}, wrap ['hide:1'], learning_rate 0.1": 1,
-    }
-    assert capsys.readouterr().err == ""
+    assert sorted(sizes().values()) == [1, 1, 1, 2] and capsys.readouterr().err == ""
+    with pytest.raises(SystemExit, match="--by lr: .* no such flag; the runs differ in .*rate$"):
+        sizes(["lr"])
+    for k, (kwargs, wrap) in enumerate([({"jobs": 3}, []), ({"jobs": 9}, []), ({}, ["hide:1"])]):
+        made_run(tmp_path / f"task {k}", [1], env_id="G-v0", env_kwargs=kwargs, wrap=wrap)
+    assert [key for key in sizes(["learning_rate"]) if key[0] == "G-v0"] == [
+        ("G-v0", "env_kwargs {'jobs': 3}, wrap [], learning_rate 0.1"),
+        ("G-v0", "env_kwargs {'jobs': 9}, wrap [], learning_rate 0.1"),
+        ("G-v0", "env_kwargs {}, wrap ['hide:1'], learning_rate 0.1"),
+    ]
 
 
 def test_run_of_a_script_alone(tmp_path):
@@ -244,14 +274,12 @@ def test_run_of_a_script_alone(tmp_path):
 
 
 def test_nothing_to_plot(tmp_path, capsys):
-    made_run(tmp_path / "empty", [])
-    with pytest.raises(SystemExit, match="there is no run with an episode in"):
-        plot.find([str(tmp_path)], 100)
-    assert f"{tmp_path}/empty: no episode has ended" in capsys.readouterr().err
-    (tmp_path / "empty" / "args.json").write_text('{"total_timesteps": 0}')  # of an evaluation
-    with pytest.raises(SystemExit, match="there is no run with an episode in"):
-        plot.find([str(tmp_path)], 100)
-    assert capsys.readouterr().err == ""
+    """A run without episodes is said, unless it was an evaluation alone."""
+    for flags, err in (({}, f"{tmp_path}/a: no episode has ended\n"), ({"total_timesteps": 0}, "")):
+        made_run(tmp_path / "a", [], **flags)
+        with pytest.raises(SystemExit, match="there is no run with an episode in"):
+            plot.find([str(tmp_path)], 100)
+        assert capsys.readouterr().err == err
 
 
 def test_picture_of_many(tmp_path, monkeypatch):
@@ -261,16 +289,13 @@ def test_picture_of_many(tmp_path, monkeypatch):
 
     saved = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, **kwargs: saved.append(figure))
-    runs = {}
-    for panel in ("A", "B"):
-        for label in ("one", "two"):
-            folders = [tmp_path / panel / label / str(seed) for seed in (1, 2)]
-            for seed, folder in enumerate(folders, 1):
-                made_run(folder, np.arange(5) * seed, seed=seed)
-            runs[panel, label] = plot.find(map(str, folders), 1)
+    for seed in (1, 2):
+        made_run(tmp_path / str(seed), np.arange(5) * seed, seed=seed)
+    runs = plot.find([str(tmp_path)], 1)
+    curves = {(panel, label): runs for panel in "AB" for label in ("one", "two")}
     lines = ((3.0, "target", "A"), (1.0, "random", None))
     look = plot.Look("points", note="what it shows", lines=lines)
-    plot.draw(tmp_path / "a.png", runs, plot.around_mean, look)
+    plot.draw(tmp_path / "a.png", curves, plot.around_mean, look)
     (figure,) = saved
     assert [axis.get_title(loc="left") for axis in figure.axes] == ["A", "", "B", ""]
     for k, axis in enumerate(figure.axes):
@@ -283,45 +308,3 @@ def test_picture_of_many(tmp_path, monkeypatch):
     names = [text.get_text() for axis in figure.axes for text in axis.texts]
     assert names == ["target", "random", "random"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["one", "two"]
-
-
-MINI = """
-import sys
-from dataclasses import dataclass
-from pathlib import Path
-
-@dataclass
-class Args:
-    env_id: str = "mine:Mine-v0"
-    seed: int = 1
-    gamma: float = 0.9
-
-if __name__ == "__main__":
-    import mine
-    Path("runs").mkdir()
-    Path("runs/given").write_text(" ".join(sys.argv[1:]))
-"""
-
-
-def test_sweep_of_a_small_script(script):
-    """x_mini.py has neither --run-dir nor --resume: it runs in the run's folder, and finds modules
-    of this one; what a stopped run has left is gone."""
-    Path("x_mini.py").write_text(MINI)
-    Path("mine.py").touch()
-    words = ["x_mini", "--gamma", "0.8", "0.9", "--seeds", "1"]
-    scripts, flags = sweep.words_of(words)
-    jobs, _ = sweep.jobs_of(*scripts, sweep.OWN | flags)
-    (jobs[0].folder / "runs").mkdir(parents=True)
-    assert sweep.main(words) == 0
-    for job, gamma in zip(jobs, ("0.8", "0.9")):
-        given = (job.folder / "runs" / "given").read_text()
-        assert given == f"--gamma {gamma} --seed 1" and sweep.is_finished(job)
-
-
-def test_order_of_flags(script):
-    """The same runs by flags in another order, or with "_" and "=": they are finished already."""
-    keys = []
-    for words in ("--learning-rate 1 --hidden-dims 8 9", "--hidden_dims 8 9 --learning_rate=1"):
-        scripts, flags = sweep.words_of(["mine_ppo.py", *words.split()])
-        keys.append([job.key for job in sweep.jobs_of(*scripts, sweep.OWN | flags)[0]])
-    assert keys[0] == keys[1] and len(set(keys[0])) == 3

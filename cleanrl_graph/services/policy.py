@@ -27,7 +27,7 @@ import torch
 
 from cleanrl_graph.envs import fitting
 from cleanrl_graph.envs.masks import CanonicalMasks
-from cleanrl_graph.services import checkpoint, import_first, summary
+from cleanrl_graph.services import checkpoint, import_first, summary, vector
 from cleanrl_graph.services.arguments import args_of
 from cleanrl_graph.services.check import (
     LATEST,
@@ -286,7 +286,8 @@ class Policy:
         most = 0
         if env is None:
             try:
-                env = make_env(script, args)
+                has_function = vector.has_function(args)
+                env = vector.one_of(script, args) if has_function else make_env(script, args)
             except UsageError as problem:
                 raise UsageError(f"{problem} (or give load_policy an `env`)") from None
             own = Spaces(env)  # some environments have none after they are closed
@@ -397,11 +398,12 @@ class Policy:
 
 
 class Spaces(gym.Env):
-    """Has the spaces of something that need not be an environment."""
+    """Has the spaces of something that need not be an environment, of a VectorEnv those of one."""
 
     def __init__(self, env: Any):
-        self.observation_space = env.observation_space
-        self.action_space = env.action_space
+        one = "single_" * isinstance(env, gym.vector.VectorEnv)
+        self.observation_space = getattr(env, f"{one}observation_space")
+        self.action_space = getattr(env, f"{one}action_space")
 
     def observation(self, obs: Any) -> Any:
         return obs

@@ -21,6 +21,8 @@ from tqdm import tqdm
 def tune() -> None:
     """A process that ends is not searched for garbage, which takes long where much was imported,
     and one that trains does not import torch's compiler before it compiles something."""
+    import torch
+
     atexit.register(gc.freeze)
     # torch marks these methods of an optimizer as not to be compiled. The first call imports the
     # compiler, for a second or more, to make what is called from then on, unless that is there
@@ -30,10 +32,12 @@ def tune() -> None:
             method.__dynamo_disable = method
 
 
-def step_without_compiler(optimizer: torch.optim.Optimizer) -> None:
+def step_without_compiler(optimizer: Any) -> None:
     """Has one of torch's optimizers step without the decorator `_use_grad`, which imports the
     compiler, to tell it that it must not compile steps through which gradients flow. Hooks are
     called as before."""
+    import torch
+
     decorated = getattr(type(optimizer).step, "__wrapped__", None)  # inside of what calls hooks
     code = getattr(decorated, "__code__", None)
     if code and code.co_name == "_use_grad" and "torch._dynamo" not in sys.modules:

@@ -104,10 +104,12 @@ def make(args: Any, num_envs: int = 0) -> VectorEnv:
     return env
 
 
-def one_of(script: ModuleType, args: Any) -> Any:
+def one_of(script: ModuleType, args: Any) -> gym.Env:
     """What has the spaces of one environment of the VectorEnv that a function makes."""
+    env = gym.Env()
     with contextlib.closing(VectorEnvs(script, make(args, 1), args)) as envs:
-        return SimpleNamespace(observation_space=envs.space, action_space=envs.action_space)
+        env.observation_space, env.action_space = envs.space, envs.action_space
+    return env
 
 
 def info_of(info: dict, i: int) -> dict:

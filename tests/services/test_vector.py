@@ -16,10 +16,10 @@ from helpers import run, small_args, train_events, vector, weights
 from processes import train_ranks
 
 import cleanrl_graph.envs  # noqa: F401
-from cleanrl_graph import ppo_graph, services
+from cleanrl_graph import load_policy, ppo_graph, services
 from cleanrl_graph.services.check import UsageError
 from cleanrl_graph.services.checkpoint import checkpoints_in
-from cleanrl_graph.services.vector import VectorEnvs
+from cleanrl_graph.services.vector import InfoMask, VectorEnvs
 
 NAMES = "graph graph_aux graph_compile framestack lstm_sparse gtrxl".split()
 MODES = list(AutoresetMode)
@@ -385,6 +385,20 @@ def test_masks_in_info_are_those_of_single_environments(tmp_path):
         vectors = run(tmp_path / mode.value, vectorization_mode="vector_entry_point", **kwargs)
         if mode is not AutoresetMode.NEXT_STEP:
             assert logged_losses(vectors.scalars) == logged_losses(single)
+
+
+def test_load_policy_of_what_a_function_makes(tmp_path):
+    kwargs = {"env_id": f"{__name__}:make_legal", "env_kwargs": {"mode": "SameStep"}}
+    done = run(tmp_path, vectorization_mode="vector_entry_point", save_model=True, **kwargs)
+    path, env = str(done.folder / "model.pt"), Legal()
+    given = InfoMask(make_legal(2, "SameStep"), "action_mask")
+    policies = load_policy(path), load_policy(path, env=given)
+    obs, info = env.reset(seed=1)
+    for _ in range(3):
+        obs = {"action_mask": info["action_mask"]} | obs
+        first, second = (policy(obs) for policy in policies)
+        assert first == second and info["action_mask"][first] == 1
+        obs, *_, info = env.step(first)
 
 
 def logged_losses(scalars):

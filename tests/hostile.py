@@ -367,8 +367,8 @@ fine("names of attributes", spaces.Dict(forward=PAIR, training=PAIR, weight=THRE
 fine("text space", spaces.Text(4), "ab", is_compared=False)
 refused("a.b beside a: {b}", spaces.Dict({"a.b": PAIR, "a": spaces.Dict(b=PAIR)}), "different name")
 refused("only a mask", spaces.Dict(action_mask=MultiBinary(2)), "one must be an input")
-refused("a set of sets", spaces.Dict(a=stacked(ROWS)), "leaf 'a': a Sequence is not supported")
-wrong("a key is missing", two, {"a": np.ones(2)}, "b", "KeyError 'b'")
+refused("a set of sets", spaces.Dict(a=stacked(ROWS)), r"leaf 'a': Seq.* is not supported")
+wrong("a key is missing", two, {"a": np.ones(2)}, "b", "KeyError: 'b'")
 
 # Buffers
 fine("one buffer for ever", PAIR, in_buffer(lambda buffer: buffer[0]))
@@ -385,12 +385,12 @@ turned = graph(3, [[0, 1, 2], [2, 0, 1]])
 wrong(
     "an edge to node 3 of 3", GRAPH, graph(3, [[0, 1], [2, 3]]), "obs.edge_links", "value 3 in ro"
 )
-wrong("links transposed", GRAPH, turned, "obs.edge_links", "transpose: rows are edges")
+wrong("links transposed", GRAPH, turned, "obs.edge_links", "shape (2, 3)")
 nodes = np.array([[0, 0], [0, 0], [0, np.nan]])
 wrong("a node that is nan", GRAPH, graph(nodes), "obs.nodes", "value nan in row 2")
 three = graph(edges=np.zeros((3, 1)))
 wrong("edges of another number", EDGES, three, "obs.edges", "3 rows where 'obs.edge_links' has 2")
-wrong("an empty set as ()", SET, (), "obs", "no rows are np.zeros((0, 2), np.float32)")
+wrong("an empty set as ()", SET, (), "obs", "shape (0,) where")
 
 # node_ids
 ids = lambda *values: lambda env: {"g": graph(3), "node_ids": np.array(values)}
@@ -411,7 +411,13 @@ edge = dict(flags="--action-head edges", **allowed(1))
 fine("mask of edges", ROWS_MASKED, rows_masked([0, 1]), **edge)
 wrong("mask too short", MASKED, masked(np.array([1, 1])), "action_mask", "shape (2,)")
 as_edges = rows_masked([1, 1])
-wrong("mask as long as the edges", ROWS_MASKED, as_edges, "action_mask", "--action-head edges")
+wrong(
+    "mask as long as the edges",
+    ROWS_MASKED,
+    as_edges,
+    "action_mask",
+    "2 rows where 'g.nodes' has 3; --ac",
+)
 own = {"g": graph(4, empty), "action_mask": np.ones(4, np.int8)}
 wrong("4 nodes for 3 actions", ROWS_MASKED, own, "g.nodes", "4 rows to choose from")
 said = r"leaf 'action_mask': a mask .* does not fit Discrete\("
@@ -489,7 +495,7 @@ returns("episode None", terminated=True, info={"episode": None})
 returns("group list", says=left_out, terminated=True, info={"group": ["a"]})
 returns("cost nan", "nan in .*'eval'.*", terminated=True, info={"eval": {"cost": np.nan}})
 old = ".*gym's old interface"
-result("four values", f"env 1, step 3, step: {old}", lambda *values: values[:4])
+result("four values", f"env 1, step 3, step.*: {old}", lambda *values: values[:4])
 result("reset: nothing", f"env 0, step 0, reset: {old}", first=lambda obs: None)
 mask_info = {"action_mask": np.array([0, 1, 0], np.int8)}
 result("mask of reset alone", "cannot be read", first=lambda obs: (obs, mask_info))
@@ -528,11 +534,6 @@ def elsewhere(env):
     os.chdir(f"{FOLDER}/elsewhere")
 
 
-def inference(env):
-    env.mode = sys.modules["torch"].inference_mode()
-    env.mode.__enter__()
-
-
 def when_played(hook: Callable) -> Callable:
     """Not before the evaluation."""
     return lambda env: (env.index or 0) >= 100 and hook(env)
@@ -560,7 +561,7 @@ for problem in (OSError(5, "broken"), ValueError("x" * 10**6), NoCopy(1, 2)):
 add("raises", "SystemExit", "env 1, step 3, step.*: SystemExit", hooks=dict(step=exits), **FAILED)
 lost = raises(KeyError("the licence"))
 add("raises", "in its constructor", "in hook\n.*KeyError: 'the licence'", hooks=dict(init=lost))
-said = "in hook\n.*env 0, step 0, reset.*: KeyError: 'the licence'"
+said = "in hook\n.*env 0, step 0, reset: KeyError: 'the licence'"
 add("raises", "in reset", said, hooks=dict(reset=lost))
 together = left("events*", "model.pt", "eval.csv", "*.ckpt")
 process("changes the folder", elsewhere, flags="--save-model", after=together)
@@ -569,7 +570,6 @@ closed = dict(at="close", flags="--save-model", after=left("model.pt", "eval.csv
 process("close() raises", raises(OSError("stuck")), **closed)
 off = of_torch(lambda torch: torch.set_grad_enabled(False))
 process("torch makes no gradients", off, at="reset")
-process("inference mode", inference, r"leaves torch.inference_mode\(\) open")
 process("SIGTERM", kill(signal.SIGTERM), "exit code 143.*SIGTERM: stops after")
 said = "env 0, step 0, reset.*'the licence'"
 saved = dict(at="reset", flags="--save-model", after=left("model.pt"))

@@ -12,7 +12,6 @@ returns the first one of the next episode: `Step.is_step` says that this row is 
 
 import importlib
 from collections.abc import Callable, Iterator
-from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -23,7 +22,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
-from cleanrl_graph.envs import fitting, wrappers
+from cleanrl_graph.envs import wrappers
 from cleanrl_graph.envs.fitting import say
 from cleanrl_graph.services import check, metrics
 from cleanrl_graph.services.check import FLOAT32, UsageError, explained, text_of
@@ -70,8 +69,7 @@ def make(args: Any) -> VectorEnv:
             env = function(num_envs=args.num_envs, **args.env_kwargs)
         else:
             mode = args.vectorization_mode
-            make = partial(gym.make_vec, env_id, args.num_envs, mode, **args.env_kwargs)
-            env = wrappers.registered(env_id, make)
+            env = gym.make_vec(env_id, args.num_envs, mode, **args.env_kwargs)
     except (Exception, SystemExit) as problem:
         raise explained(f"--env-id {args.env_id}, {FLAG}", problem) from None
     name = f"--env-id {args.env_id}"
@@ -112,7 +110,6 @@ class VectorEnvs:
         self.metric_names = None  # of the last episode
         self.space = env.single_observation_space
         self.action_space = env.single_action_space
-        check.refuse(fitting.unread(self.space))
         self.leaves = script.leaves_of(self.space)
         seen = check.for_policy(self.leaves, args)
         for own in (self.leaves, seen):
@@ -177,7 +174,7 @@ class VectorEnvs:
         said = info_of({name: info[name] for name in names & set(info)}, i)
         said = metrics.own_metrics(check.own_report(said))
         problems = [
-            *check.wrong_report(said.get("eval", {}), None),
+            *check.wrong_report(said.get("eval", {})),
             *metrics.wrong_metrics(said, self.metric_names),
         ]
         check.refuse(f"{self.place(i)}: {problem}" for problem in problems)
@@ -300,7 +297,7 @@ class VectorEnvs:
         if bad.any():
             row = int(np.argwhere(bad)[0][0])
             at = self.place(row if i is None else i, leaf.path)
-            raise UsageError(f"{at}: value {rows[bad][0]}{check.allowed(leaf, rows, bad)}")
+            raise UsageError(f"{at}: value {rows[bad][0]}{check.allowed(leaf, rows, bad, {})}")
 
     def close(self) -> None:
         try:

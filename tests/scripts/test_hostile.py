@@ -234,9 +234,9 @@ for kind in (Old, Strict, Needy, Objectives, Team):
     [
         ("Team-v0", {}, f"reward is .*ppo_graph_agents.py.*--wrap {OURS}:MeanReward"),
         ("Old-v0", {}, "gym's old interface"),
-        ("Strict-v0", {}, rf"Python's int is needed: --wrap {OURS}:PythonInts"),
+        ("Strict-v0", {}, r"step\(np.int64\(\d\),\): AssertionError: action must be an int"),
         ("Strict-v0", {"nope": 1}, "--env-id Strict-v0 .*--env-kwargs.*: TypeError"),
-        ("Needy-v0", {"size": 1}, '--env-id Needy-v0 .*--env-kwargs .*"n_nodes": '),
+        ("Needy-v0", {"size": 1}, "--env-id Needy-v0 .*--env-kwargs.*: TypeError: .*'n_nodes'"),
         ("Needy-v0", {"n_nodes": -1, "size": 1}, "Needy-v0 .*AssertionError: too few"),
     ],
 )
@@ -280,16 +280,3 @@ def test_agents_become_a_set(of, lists_ends, tmp_path):
     assert np.mean([row["return"] for row in result.rows]) > 2.9
     rows = result.scalars["charts/rows/agents"][-1][1]
     assert rows == pytest.approx(8 / 3 if lists_ends else 3, abs=0.05)
-
-
-def test_a_module_that_registers_by_a_function(tmp_path, monkeypatch, notes):
-    """It is called, and that is said."""
-    text = """import gymnasium
-def register_envs():
-    gymnasium.register("Shy-v0", lambda: gymnasium.make("CartPole-v1"))
-"""
-    (tmp_path / "shy_module.py").write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
-    run(tmp_path / "runs", env_id="shy_module:Shy-v0")
-    assert any("shy_module.register_envs()" in line for line in fitting.SAID.lines)
-    del gym.registry["Shy-v0"]

@@ -9,7 +9,6 @@ a folder of its own: FOLDER, in which environments leave notes."""
 import contextlib
 import os
 import pickle
-import random
 import re
 import resource
 import shutil
@@ -297,24 +296,12 @@ def counted(env) -> np.ndarray:
     return np.array([env.t / 10, env.num_episodes / 100], np.float32)
 
 
-def in_buffer(change: Callable) -> Callable:
-    """Shows env.buffer, into which it writes at every step; `change` makes an observation of it."""
-
-    def show(env):
-        if not hasattr(env, "buffer"):
-            env.buffer = np.zeros((3, 2), np.float32)
-        env.buffer[:] = env.t + env.num_episodes / 100
-        return change(env.buffer)
-
-    return show
-
-
-SHARED = np.zeros(2, np.float32)
+SHARED = np.zeros((2, 3), np.float32)
 
 
 def of_all(env):
-    SHARED[:] = env.index if env.index is not None else -1, env.t
-    return SHARED
+    SHARED[:] = [[env.index if env.index is not None else -1], [env.t]]
+    return SHARED.T
 
 
 def stacked(space):
@@ -358,8 +345,6 @@ wrong("300 as uint8", whole(np.uint8), np.array([1, 300]), "obs", "value 300")
 wrong("floats where integers are declared", BYTES, np.array([2.0, 1]), "obs", "dtype float64")
 wrong("category further in", deep, {"a": (3, np.zeros(2))}, "a.0", "value 3")
 wrong("matrix transposed", vector(2, 3), np.zeros((3, 2)), "obs", "shape (3, 2)")
-changing = lambda env: vector(random.SystemRandom().randrange(3, 9999))
-refused("space that changes", changing, r"not all entries have the observation space Box\(")
 
 # Names and containers
 fine("a/b beside a: {b}", spaces.Dict({"a/b": PAIR, "a": spaces.Dict(b=PAIR)}))
@@ -371,13 +356,10 @@ refused("a set of sets", spaces.Dict(a=stacked(ROWS)), r"leaf 'a': Seq.* is not 
 wrong("a key is missing", two, {"a": np.ones(2)}, "b", "KeyError: 'b'")
 
 # Buffers
-fine("one buffer for ever", PAIR, in_buffer(lambda buffer: buffer[0]))
-fine("a view of a buffer", vector(2, 3), in_buffer(lambda buffer: buffer.T))
-fine("one buffer of all environments", PAIR, of_all)
+fine("a view of one buffer of all environments", vector(3, 2), of_all)
 
 # Graphs and sets
 empty = np.zeros((0, 2), int)
-fine("no node", GRAPH, graph(0, empty))
 fine("no edge", EDGES, graph(3, None))
 fine("none and 3,000 nodes in turn", GRAPH, lambda env: graph(3000 * (env.t % 2), empty))
 fine("width 0 in a set", stacked(vector(0)), flags="--norm-obs")
@@ -437,12 +419,8 @@ def by_kwarg(space: gym.Space) -> Callable:
 per_node = dict(observation=GRAPH, show=lambda env: graph(1 + env.t % 3, None))
 none_at_times = dict(observation=SET, show=lambda env: np.ones((int(env.t == 2), 2)))
 action("a start below 0", spaces.Discrete(3, start=-7), after=chance(3))
-action("1,200 bits", MultiBinary(1200))
 action("parts per node", spaces.Sequence(spaces.Tuple((THREE, PAIR))), **per_node)
-action("mostly no row", spaces.Sequence(THREE, stack=True), **none_at_times)
-action(
-    "mostly no row, framestack", spaces.Sequence(THREE), script="ppo_framestack", **none_at_times
-)
+action("mostly no row", spaces.Sequence(THREE), script="ppo_framestack", **none_at_times)
 action("nothing to choose", spaces.Tuple(()), "action space .* there is nothing to choose")
 in_dict = spaces.Dict(a=THREE, b=GRAPH)
 action("a graph in a Dict", in_dict, r"leaf 'action.b': Graph\(.*\) is not supported")
@@ -486,8 +464,6 @@ returns("reward None", "reward is None, not a finite number", reward=lambda: Non
 returns("reward of several", "reward is .*LinearReward", reward=[1.0, 2.0])
 returns("terminated 'False'", "terminated is 'False'", terminated="False")
 returns("info list", r"info is \[3\], not a dict", info=[3])
-last = dict(truncated=True, obs=np.array([np.nan, 0]))
-returns("nan in a last observation", "value nan", **last)
 last = dict(truncated=True, obs=graph(3, [[0, 9]]), observation=GRAPH)
 returns("an edge of a last observation", "value 9 in row 0", **last)
 left_out = r"info\['group'\] is left out: it is no group but list\n"
@@ -555,7 +531,7 @@ WORKERS = "--num-workers 2"
 SOON = "--num-workers 2 --env-timeout 1"
 FAILED = dict(after=left("failed", "-model.pt"))
 exits = lambda env: sys.exit(0)
-for problem in (OSError(5, "broken"), ValueError("x" * 10**6), NoCopy(1, 2)):
+for problem in (OSError(5, "broken"), NoCopy(1, 2)):
     said = f"env 1, step 3, step.*: {type(problem).__name__}"
     add("raises", type(problem).__name__, said, hooks=dict(step=raises(problem)), **FAILED)
 add("raises", "SystemExit", "env 1, step 3, step.*: SystemExit", hooks=dict(step=exits), **FAILED)

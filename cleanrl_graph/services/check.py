@@ -801,7 +801,8 @@ def wrong_values(leaf: Any, values: np.ndarray, counts: dict) -> Iterator[str]:
         for own in np.split(values, num.cumsum()[:-1]):
             ids, times = np.unique(own, return_counts=True)
             if (times > 1).any():
-                yield f"the id {ids[times > 1][0]} occurs twice"
+                value = ids[times > 1][0]
+                yield f"the id {value} occurs twice, at index {np.flatnonzero(own == value)[1]} again"
 
 
 def wrong_numbers(leaf: Any, counts: dict, parts: list[list], is_last: bool) -> Iterator[str]:

@@ -33,7 +33,7 @@ WALKED = [
 ]
 IN_WORKERS = (  # a sentence of each place that finds one, and what a worker sends
     "observations: ids that are equal",
-    "observations: one buffer of all environments",
+    "observations: a view of one buffer of all environments",
     "observations: none and 3,000 nodes in turn",
     "observations: a set of sets",
     "returns: reward None",
@@ -92,8 +92,8 @@ def test_walk(name, num_workers, notes, capsys):
 
 
 RUNS = IN_RUNS | {
-    *("actions: a start below 0", "actions: parts per node", "actions: mostly no row, framestack"),
-    *("observations: a view of a buffer", "observations: width 0 in a set"),
+    *("actions: a start below 0", "actions: parts per node", "actions: mostly no row"),
+    "observations: width 0 in a set",
     "observations: nodes of one environment alone",
     *("process: SIGTERM", "process: a worker is killed", "process: a worker sleeps"),
     *("process: close() raises", "process: raises when played", "process: changes the folder"),
@@ -174,7 +174,7 @@ class Strict(Simple):
 
 
 class Needy(Simple):
-    def __init__(self, n_nodes, *, size):
+    def __init__(self, n_nodes):
         assert n_nodes > 0, "too few"
 
 
@@ -236,8 +236,8 @@ for kind in (Old, Strict, Needy, Objectives, Team):
         ("Old-v0", {}, "gym's old interface"),
         ("Strict-v0", {}, r"step\(np.int64\(\d\),\): AssertionError: action must be an int"),
         ("Strict-v0", {"nope": 1}, "--env-id Strict-v0 .*--env-kwargs.*: TypeError"),
-        ("Needy-v0", {"size": 1}, "--env-id Needy-v0 .*--env-kwargs.*: TypeError: .*'n_nodes'"),
-        ("Needy-v0", {"n_nodes": -1, "size": 1}, "Needy-v0 .*AssertionError: too few"),
+        ("Needy-v0", {}, "--env-id Needy-v0 .*--env-kwargs.*: TypeError: .*'n_nodes'"),
+        ("Needy-v0", {"n_nodes": -1}, "Needy-v0 .*AssertionError: too few"),
     ],
 )
 def test_advice(name, kwargs, sentence, tmp_path):

@@ -340,10 +340,14 @@ deep = spaces.Dict(a=spaces.Tuple((THREE, PAIR)))
 fine("tensor", PAIR, lambda env: tensor([0.5, env.t]))
 fine("exact integers", whole(np.int64), np.array([2**62 + 1, -(2**62) - 1]))
 wrong("nan further in", deep, {"a": (0, np.array([0, np.nan]))}, "a.1", "value nan")
+wrong("nan as float32", PAIR, np.float32([0, np.nan]), "obs", "value nan")
 wrong("1e39", PAIR, np.array([0, 1e39]), "obs", "value 1e+39")
 wrong("300 as uint8", whole(np.uint8), np.array([1, 300]), "obs", "value 300")
 wrong("floats where integers are declared", BYTES, np.array([2.0, 1]), "obs", "dtype float64")
 wrong("category further in", deep, {"a": (3, np.zeros(2))}, "a.0", "value 3")
+fifth = spaces.Discrete(3, start=5)
+wrong("category below the first", fifth, 4, "obs", "value 4; Discrete(3, start=5) has 5 to 7")
+refused("2**40 categories", spaces.Discrete(2**40), "'obs': .* has over 10000000 values")
 wrong("matrix transposed", vector(2, 3), np.zeros((3, 2)), "obs", "shape (3, 2)")
 
 # Names and containers
@@ -382,6 +386,8 @@ fine("ids that are new in each step", IDS, lambda env: ids(*(np.arange(3) + 3 * 
 fine("nodes of one environment alone", IDS, some_nodes, script="ppo_lstm_sparse")
 edged = dict(script="ppo_lstm_sparse", flags="--remember-edges")
 fine("ids at the ends of int64", IDS, ids(2**63 - 1, -(2**63), 0), **edged)
+fixed = spaces.Dict(g=GRAPH, node_ids=whole(np.int64))
+refused("ids that are no Sequence", fixed, "'node_ids': .* must be integers in a Sequence")
 wrong("ids that are equal", IDS, ids(4, 5, 4), "node_ids", "the id 4 occurs twice")
 wrong("ids for two of three nodes", IDS, ids(1, 2), "node_ids", "2 rows where 'g.nodes' has 3")
 
@@ -402,6 +408,12 @@ wrong(
 )
 own = {"g": graph(4, empty), "action_mask": np.ones(4, np.int8)}
 wrong("4 nodes for 3 actions", ROWS_MASKED, own, "g.nodes", "4 rows to choose from")
+none = {"g": graph(0, empty), "action_mask": np.zeros(0, np.int8)}
+wrong("no node for an action", ROWS_MASKED, none, "g.nodes", "0 rows to choose from")
+both = spaces.Dict(r=SET, s=SET)
+pointers = spaces.Dict(r=spaces.Sequence(spaces.Dict(s=spaces.Discrete(9))))
+idle = lambda env: dict.fromkeys("rs", np.ones((3 * (env.t % 2), 2)))
+fine("nobody acts, and on nothing", both, idle, action=pointers)
 said = r"leaf 'action_mask': a mask .* does not fit Discrete\("
 refused("mask space too short", with_mask(MultiBinary(2)), said)
 
@@ -422,6 +434,12 @@ action("a start below 0", spaces.Discrete(3, start=-7), after=chance(3))
 action("parts per node", spaces.Sequence(spaces.Tuple((THREE, PAIR))), **per_node)
 action("mostly no row", spaces.Sequence(THREE), script="ppo_framestack", **none_at_times)
 action("nothing to choose", spaces.Tuple(()), "action space .* there is nothing to choose")
+action("2**40 options", spaces.Discrete(2**40), "has over 10000000 options")
+beside = dict(observation=spaces.Dict(avail_actions=SET))
+action("numbers beside avail_actions", PAIR, "chooses from no avail_actions", **beside)
+two_groups = spaces.Dict(g=spaces.Discrete(9), s=spaces.Discrete(9))
+beside = dict(observation=spaces.Dict(g=GRAPH, s=SET, action_mask=MASK_OF_ROWS))
+action("a mask of two groups", two_groups, "'action_mask': a mask does not fit", **beside)
 in_dict = spaces.Dict(a=THREE, b=GRAPH)
 action("a graph in a Dict", in_dict, r"leaf 'action.b': Graph\(.*\) is not supported")
 action("a Sequence without rows", spaces.Sequence(THREE), "no such rows to act in Sequence")
@@ -460,6 +478,8 @@ def result(name, expected="trains", change=None, first=None) -> None:
 
 returns("reward tensor", reward=lambda: tensor(2.0))
 returns("reward nan", "reward is nan, not a finite number", reward=np.nan)
+returns("reward inf", "reward is inf, not a finite number", reward=np.inf)
+returns("terminated 2", "terminated is 2, not True or False", terminated=2)
 returns("reward None", "reward is None, not a finite number", reward=lambda: None)
 returns("reward of several", "reward is .*LinearReward", reward=[1.0, 2.0])
 returns("terminated 'False'", "terminated is 'False'", terminated="False")
@@ -544,8 +564,8 @@ process("changes the folder", elsewhere, flags="--save-model", after=together)
 process("forks in a worker", forks, flags=WORKERS)
 closed = dict(at="close", flags="--save-model", after=left("model.pt", "eval.csv"))
 process("close() raises", raises(OSError("stuck")), **closed)
-off = of_torch(lambda torch: torch.set_grad_enabled(False))
-process("torch makes no gradients", off, at="reset")
+off = lambda torch: (torch.set_grad_enabled(False), torch.set_default_dtype(torch.float64))
+process("other settings of torch", of_torch(off), at="reset")
 process("SIGTERM", kill(signal.SIGTERM), "exit code 143.*SIGTERM: stops after")
 said = "env 0, step 0, reset.*'the licence'"
 saved = dict(at="reset", flags="--save-model", after=left("model.pt"))
@@ -624,11 +644,11 @@ def flag(flags: str, expected: str = "trains", **fields) -> None:
 
 for flags, said in {
     "--num-envs 0": "--num-envs 0: a number from 1",
-    "--learning-rate nan": "--learning-rate nan: a number from 0",
+    "--learning-rate inf": "--learning-rate inf: a number from 0",
     "--gamma 1.5": "--gamma 1.5: a number from 0 to 1",
     "--num-minibatches 1000": "--num-minibatches 1000 exceeds the 16 steps of a rollout",
     "--action-head nope": "--action-head nope needs",
-    "--env-id Nope-v0": "--env-id Nope-v0 .*`Nope` doesn't exist",
+    "--env-id Nope-v0": r"^[^\n]*--env-id Nope-v0 .*`Nope` doesn't exist",
     "--env-id nowhere:Nope-v0": "--env-id nowhere:Nope-v0 .*No module named 'nowhere'",
     "--env-kwargs [3]": r"--env-kwargs \[3\]: an object, or a list",
     "--load-model nowhere.pt": "--load-model .*nowhere.pt",

@@ -150,6 +150,28 @@ def test_returns_of_record_episode_statistics(envs_of):
         assert info["episode"]["r"] == info["episode"]["l"] < 20
 
 
+def test_a_limit_around_a_record():
+    """It ends an episode that the record inside goes on with, also within a life of a game."""
+
+    def make():
+        env = gym.wrappers.RecordEpisodeStatistics(NobodyCounts(9, {"lives": 2}))
+        return gym.wrappers.TimeLimit(env, 3)
+
+    envs = helpers.make_envs([make])
+    envs.reset(0)
+    infos = [envs.step([0]).infos for _ in range(3)]
+    assert infos == [[], [], [(0, {"episode": {"r": 6.0, "l": 3}})]]
+
+
+def test_no_info():
+    """A step may return None; gymnasium's own record would fail."""
+    args = small_args(env_id="NobodyCounts-v0", env_kwargs={"length": 2})
+    envs = helpers.make_envs([partial(check.make_env, ppo_graph, args)])
+    envs.envs[0].unwrapped.info = None
+    envs.reset(0)
+    assert [len(envs.step([0]).infos) for _ in range(4)] == [0, 1, 0, 1]
+
+
 class OwnRecord(gym.Wrapper):
     """Its attributes are named as those of RecordEpisodeStatistics and mean something else, as
     those of Stable-Baselines3's Monitor: one entry for each episode that has ended."""

@@ -222,7 +222,7 @@ def test_padded_mask_is_named(tmp_path):
     assert "action_mask has 6 entries whatever the number of rows is" in text
     text = "\n".join(said(tmp_path / "b", env_id=PADDED, action_head="nodes"))
     assert CHOICE in text and "warning" not in text
-    words = "env 0, step 0, leaf 'action_mask': option 5 is allowed, th"
+    words = "env 0, leaf 'action_mask', step 0: option 5 is allowed, th"
     with pytest.raises(UsageError, match=words):
         make_envs([lambda: Padded(beyond=5)], action_head="nodes").reset(0)
 

@@ -104,10 +104,11 @@ def test_formats(name):
 
 
 @pytest.mark.parametrize("name", NEW_FORMS)
-def test_masks_of_bits_and_of_pairs(name):
+@pytest.mark.parametrize("truncated", [True, False])
+def test_masks_of_bits_and_of_pairs(name, truncated):
     """They have as many entries as the first one; a last observation without one allows all."""
     action_space, mask, entries = NEW_FORMS[name]
-    env = wrap_all(Masked([mask, mask, "no"], action_space, 2), ())
+    env = wrap_all(Masked([mask, mask, "no"], action_space, 2, truncated), ())
     assert env.observation_space["action_mask"] == spaces.MultiBinary(len(entries))
     obs, _ = env.reset()
     assert obs["action_mask"].tolist() == entries and obs in env.observation_space
@@ -178,7 +179,6 @@ def test_masks_belong_to_their_observations(truncated):
 
 DECLARED = r"where dtype int8, shape \({},\) is declared"
 FAULTS = {  # first mask, that of step 2, what the error says of it
-    "too long": (A, [1, 0, 1, 1], rf"dtype int64, shape \(4,\) {DECLARED.format(3)}"),
     "too few parts": ((A, B), (A,), rf"dtype int8, shape \(3,\) {DECLARED.format(5)}"),
     "missing": (A, "no", "cannot be read: KeyError: 'action_mask'"),
 }
@@ -195,18 +195,6 @@ def test_faults_are_named(fault):
         envs.step([0, 0])
         with pytest.raises(UsageErrors, match="^env 1, leaf 'action_mask', step 2: " + sentence):
             envs.step([0, 0])
-
-
-@pytest.mark.parametrize("truncated", [True, False])
-def test_no_mask_is_needed_where_an_episode_is_over(truncated):
-    """Of the last observation only the value is needed."""
-    envs = make_envs([lambda: wrapped([A, A, "no", A], length=2, truncated=truncated)])
-    envs.reset(0)
-    for _ in range(2):
-        step = envs.step([0])
-    assert step.terminated.tolist() == [not truncated] and len(step.finals) == truncated
-    for flat in step.finals:
-        assert arrays_of(flat, envs)["action_mask"].tolist() == [[1, 1, 1]]
 
 
 gym.register("Masked-v0", entry_point=Masked)

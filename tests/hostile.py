@@ -447,6 +447,8 @@ pairs = dict(observation=with_mask(MultiBinary((9, 9))))
 action(
     "a mask of pairs", spaces.MultiDiscrete([9, 9]), "'action_mask': .*--autoregressive", **pairs
 )
+limits = dict(action=by_kwarg(spaces.Discrete), kwargs=[{"b": 9}, {"b": 3}])
+wrong("4 nodes where 3 are this one's", ROWS_MASKED, own, "g.nodes", "4 rows to choose", **limits)
 said = "--env-kwargs: not all entries have the action space"
 bounds = by_kwarg(lambda b: vector(2, low=-b, high=b))
 action("own bounds", bounds, said, kwargs=[{"b": 0.1}, {"b": 5.0}])

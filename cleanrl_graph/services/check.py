@@ -293,7 +293,7 @@ class Checked(gym.wrappers.RecordEpisodeStatistics):
         if self.has_agents:
             num = num_acting(self.action_space, action)
             refuse(f"{self.place}: {problem}" for problem in wrong_rewards(info, num))
-            self.num_acted = None if terminated else num
+            self.num_acted = num
         self.episode_returns += reward
         self.episode_lengths += 1
         if self.inside and getattr(self.inside, "has_sum", True):

@@ -148,6 +148,7 @@ def test_few_values_are_options():
     """Each entry has its own; their masks fit."""
     (part, *_), env = parts_of(SMALL)
     assert env.action_space.nvec.tolist() == [[64, 4], [1, 3]] and part.n == 64
+    assert env.action_space.start.tolist() == [[-3, 0], [5, 2]]
     assert env.action(np.array([[-3, 1], [5, 4]])).tolist() == [[-3, 1], [5, 4]]
 
 

@@ -802,7 +802,8 @@ def wrong_values(leaf: Any, values: np.ndarray, counts: dict) -> Iterator[str]:
             ids, times = np.unique(own, return_counts=True)
             if (times > 1).any():
                 value = ids[times > 1][0]
-                yield f"the id {value} occurs twice, at index {np.flatnonzero(own == value)[1]} again"
+                again = np.flatnonzero(own == value)[1]
+                yield f"the id {value} occurs twice, at index {again} again"
 
 
 def wrong_numbers(leaf: Any, counts: dict, parts: list[list], is_last: bool) -> Iterator[str]:

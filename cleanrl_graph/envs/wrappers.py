@@ -10,35 +10,36 @@ for masks of actions that are elsewhere than the scripts read them.
     --wrap my_module:my_wrapper    your own: my_wrapper(env) returns an environment
     --wrap my_module:my_wrapper:3  my_wrapper(env, 3); what is no JSON is text
 
+    --wrap cleanrl_graph.envs.wrappers:MeanReward  the mean of the rewards of several agents
+    --wrap cleanrl_graph.envs.wrappers:PythonInts  actions as Python's int, not NumPy's
+
 Several of them are put on in the order given, the last one outermost. cloudpickle saves them with
 their state. `wrap_all` adds what the environment needs beside them.
 """
 
-import contextlib
 import importlib
 import importlib.util
 import inspect
 import json
 import re
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from cleanrl_graph.envs.fitting import fit, name_of, say
+from cleanrl_graph.envs.fitting import fit, keys_of, name_of
 from cleanrl_graph.envs.petting_zoo import with_agents
 from cleanrl_graph.envs.relative import Relative
 
-MASKS = ("action_mask", "action_masks", "mask", "legal_actions", "legal_moves")  # keys of an info
-ABSENT = object()
-OTHER_MASKS = ("invalid", "illegal", "forbidden", "visited", "pad")  # in names: 1 is not "allowed"
 KNOWN = (
     "hide:1,3 hide:key z:skill:4 z:uniform:2 relative:set:x,y module:callable "
     "module:callable:argument"
 )
+MASKS = ("action_mask", "action_masks", "mask", "legal_actions", "legal_moves")  # keys of an info
+ABSENT = object()
+OTHER_MASKS = ("invalid", "illegal", "forbidden", "visited", "pad")  # in names: 1 is not "allowed"
 
 
 def full_id(env_id: str) -> tuple[str, str]:
@@ -51,44 +52,6 @@ def full_id(env_id: str) -> tuple[str, str]:
     if own and own.origin:
         return env_id, f"of {own.origin}; that of cleanrl_graph is {ours}"
     return ours, ""
-
-
-def register_ids(env_id: str) -> None:
-    """Calls the function with which some packages register their ids, if the id's module, which was
-    imported, has one."""
-    module = env_id.rpartition(":")[0]
-    before = set(gym.registry)
-    for name in ("register_envs", "register"):
-        function = getattr(sys.modules.get(module), name, None)
-        is_plain = inspect.isfunction(function) and not inspect.signature(function).parameters
-        if is_plain and set(gym.registry) == before:
-            function()
-            if set(gym.registry) != before:
-                say(f"called {module}.{name}(), which registers ids")
-
-
-def registered(env_id: str, make: Callable) -> gym.Env:
-    """What `make` returns, tried again after `register_ids` where the id is unknown."""
-    with contextlib.suppress(gym.error.NameNotFound, gym.error.NamespaceNotFound):
-        return make()
-    register_ids(env_id)
-    return make()
-
-
-def advice(env_id: str, problem: BaseException) -> str:
-    """What may help where gym.make failed."""
-    quoted = r"'\w+'(?:(?:, |,? and )'\w+')*"
-    missing = re.search(rf"\(\) missing .* arguments?: ({quoted})", str(problem))
-    if missing:
-        kwargs = [f'"{name}": ...' for name in re.findall(r"'(\w+)'", missing[1])]
-        return f"give --env-kwargs '{{{', '.join(kwargs)}}}'"
-    module, _, name = env_id.rpartition(":")
-    if name in gym.registry:
-        return "its arguments are --env-kwargs"
-    is_unknown = isinstance(problem, (gym.error.NameNotFound, gym.error.NamespaceNotFound))
-    if is_unknown and module:
-        return f"{module} was imported: does it register this id?"
-    return "or module:Name-v0"
 
 
 def wrap(env: gym.Env, spec: str) -> gym.Env:
@@ -115,125 +78,30 @@ def wrap_all(env: gym.Env, specs: tuple[str, ...], has_agents: bool = False) -> 
         env = wrap(env, spec)
     if has_agents:
         env = with_agents(env)
-    look_for_statistics(env)
+    refuse_statistics(env)
     env = fit(env)
     outcome = env.reset()
-    obs, info = outcome if isinstance(outcome, tuple) and len(outcome) == 2 else (None, None)
     space = env.observation_space
     if isinstance(space, spaces.Dict) and "action_mask" in space.keys():
         return env
-    unused = []
-    for place, name in mask_places(env, info):
-        if place == "method" and not takes_nothing(env, name):
-            unused.append(f"{called(place, name)} needs arguments")
-            continue
-        mask = read_mask(env, place, name, obs, info)
-        form, problem, size = mask_form(env.action_space, name, mask)
-        if (place, name) == ("info", "action_mask"):  # what does not fit is an error
-            return InfoActionMask(env, size=size)
-        if form:
-            return InfoActionMask(env, place, name, form == "indices", size)
-        unused.append(f"{called(place, name)} {problem}")
-    if unused and mask_sizes(env.action_space):
-        env.mask_note = (
-            f"not used as a mask of actions: {'; '.join(unused)}. An action_mask in the "
-            "observation or in info is used"
-        )
-    return env
+    obs, info = outcome if isinstance(outcome, tuple) and len(outcome) == 2 else (None, None)
+    return with_mask(env, obs, info)
 
 
-def look_for_statistics(env: gym.Env) -> None:
-    """Mean and deviation of observations that a wrapper learns are its own: each copy of the
-    environment has others, the evaluation begins anew, and model.pt has none. gym.error.Error where
-    gymnasium's NormalizeObservation learns them, a line for what may do the same."""
-    advice = (
-        "each environment has statistics of its own, and model.pt has none of them: give "
-        "--norm-obs instead, whose statistics are all environments' and the model's"
-    )
+def refuse_statistics(env: gym.Env) -> None:
+    """gym.error.Error where NormalizeObservation learns. Each copy of the environment would have
+    another mean and deviation, the evaluation would begin anew, and model.pt would have none."""
     while isinstance(env, gym.Wrapper):
-        name = type(env).__name__
-        if isinstance(env, gym.wrappers.NormalizeObservation):
-            if env.update_running_mean:
-                raise gym.error.Error(f"wrapper {name} learns: {advice}")
-        elif hasattr(env, "obs_rms") or re.search("normali[sz].*obs", name.lower()):
-            say(f"wrapper {name}: if it learns to normalise, {advice}")
+        if isinstance(env, gym.wrappers.NormalizeObservation) and env.update_running_mean:
+            raise gym.error.Error(
+                "wrapper NormalizeObservation learns: each environment has statistics of its own, "
+                "and model.pt has none of them: give --norm-obs instead, whose statistics are all "
+                "environments' and the model's"
+            )
         env = env.env
 
 
-def mask_places(env: gym.Env, info: Any) -> list[tuple[str, str]]:
-    """(place, name) of all that may be a mask of actions, best first."""
-    space = env.observation_space
-    infos = info if isinstance(info, dict) else {}
-    keys = [str(key) for key in space.keys()] if isinstance(space, spaces.Dict) else []
-    places = [("info", name) for name in MASKS if name in infos]
-    methods = []
-    for name in sorted(MASKS, key=lambda name: name != "action_masks"):
-        if env.has_wrapper_attr(name) and callable(env.get_wrapper_attr(name)):
-            methods.append(("method", name))
-    first = sum(name == "action_mask" for _, name in places)
-    places[first:first] = methods
-    return places + [("obs", key) for key in keys if "mask" in key.lower() or key in MASKS]
-
-
-def takes_nothing(env: gym.Env, name: str) -> bool:
-    """Whether a method can be called without arguments."""
-    try:
-        inspect.signature(env.get_wrapper_attr(name)).bind()
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def called(place: str, name: str) -> str:
-    texts = {"info": "info['{}']", "method": "the method {}()", "obs": "the observation's '{}'"}
-    return texts[place].format(name)
-
-
-def read_mask(env: gym.Env, place: str, name: str, obs: Any, info: Any) -> Any:
-    """The mask as the environment has it, ABSENT if it has none."""
-    if place == "method":
-        return env.get_wrapper_attr(name)()
-    source = obs if place == "obs" else info
-    return source.get(name, ABSENT) if isinstance(source, Mapping) else ABSENT
-
-
-def mask_form(space: gym.Space, name: str, mask: Any) -> tuple[str, str, int]:
-    """("mask" or "indices", which it is for actions in `space`, "" if none; why not; its number of
-    entries)."""
-    total = num_options(space)
-    if any(word in name.lower() for word in OTHER_MASKS):
-        return "", "is another one by its name", total
-    try:
-        if isinstance(space, spaces.Discrete) and name.startswith("legal"):
-            legal = np.array(list(mask))
-            is_whole = legal.ndim == 1 and (legal.dtype.kind in "iu" or legal.size == 0)
-            if is_whole and len(set(legal.tolist())) == legal.size:
-                flat_indices(space, legal)
-                return "indices", "", total
-        values = np.asarray(flat_mask(space, mask))
-        if values.size not in mask_sizes(space):
-            return "", f"has {values.size} entries, {space} has {total} options", total
-        if values.dtype.kind in "biuf" and np.isin(values, (0, 1)).all():
-            return "mask", "", values.size
-    except Exception:  # of many kinds
-        pass
-    about = f"0 or 1 for each of the {total} options of {space}"
-    return "", f"is {str(mask)[:60]}, not {about}", total
-
-
-def mask_sizes(space: gym.Space) -> set[int]:
-    """The numbers of entries that a mask of actions may have: one for each option; for each bit
-    none, one or two; for a pair of choices one for each pair."""
-    total = num_options(space)
-    bits = num_bits(space)
-    sizes = {total, total + bits, total + 2 * bits}
-    if isinstance(space, spaces.Tuple) and len(space) == 2:
-        sizes.add(num_options(space[0]) * num_options(space[1]))
-    if isinstance(space, spaces.MultiDiscrete) and space.nvec.size == 2:
-        sizes.add(int(np.prod(space.nvec)))
-    return sizes - {0}
-
-
+# ---- Wrappers of --wrap ----
 def hide(env: gym.Env, spec: str, entries: list[str]) -> gym.Env:
     """Without these entries of a Box vector, values and bounds alike, or these keys of a Dict."""
     space = env.observation_space
@@ -278,22 +146,10 @@ def call(env: gym.Env, spec: str) -> gym.Env:
     module, name, text = match.groups()
     arguments = arguments_of(text)
     try:
-        imported = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # it was found, and imports what is not installed
-        raise gym.error.Error(
-            f"--wrap {spec}: there is no module '{error.name}' in the current folder or among the "
-            f"installed packages; the forms are {KNOWN}"
-        ) from None
-    try:
-        function = getattr(imported, name)
+        function = getattr(importlib.import_module(module), name)
         inspect.signature(function).bind(env, *arguments)
-    except (AttributeError, TypeError, ValueError) as error:
-        raise gym.error.Error(
-            f"--wrap {spec}: {name!r} of {module} must be a callable that takes the environment "
-            f"and {arguments}: {error}"
-        ) from None
+    except (ModuleNotFoundError, AttributeError, TypeError, ValueError) as problem:
+        raise gym.error.Error(f"--wrap {spec}: {problem}; the forms are {KNOWN}") from None
     result = function(env, *arguments)
     if not isinstance(result, gym.Env):
         raise gym.error.Error(
@@ -401,15 +257,13 @@ class MeanReward(gym.Wrapper):
 
     def step(self, action):
         obs, reward, terminated, truncated, info = self.env.step(action)
-        return obs, float(np.mean(of_each(reward))), *map(is_all, (terminated, truncated)), info
+        over = all(of_each(terminated)), all(of_each(truncated))
+        return obs, float(np.mean(of_each(reward))), *over, info
 
 
-def wants_int(args: tuple, problem: str) -> str:
-    """What may help where a step with these arguments failed: a wrapper for Python's int."""
-    is_numpy = any(isinstance(action, np.integer) for action in args)
-    if is_numpy and re.search(r"\bint(eger)?\b", problem):
-        return f" (where Python's int is needed: --wrap {__name__}:PythonInts)"
-    return ""
+def of_each(value: Any) -> list:
+    """The values of a list or dict, or the one value."""
+    return list(value.values()) if isinstance(value, dict) else np.ravel(value).tolist()
 
 
 class PythonInts(gym.ActionWrapper):
@@ -419,19 +273,83 @@ class PythonInts(gym.ActionWrapper):
         return int(action)
 
 
-def of_each(value: Any) -> list:
-    """The values of a list or dict, or the one value."""
-    return list(value.values()) if isinstance(value, dict) else np.ravel(value).tolist()
+# ---- Masks of actions that are elsewhere ----
+def with_mask(env: gym.Env, obs: Any, info: Any) -> gym.Env:
+    """The environment with the first mask that fits in its observation; `obs` and `info` are what a
+    reset returned. One in info["action_mask"] is always used: the checks name what does not fit."""
+    unused = []
+    for place, name in mask_places(env, info):
+        try:
+            is_list, size = form_of(env.action_space, name, mask_at(env, place, name, obs, info))
+        except Exception as problem:  # of many kinds
+            if (place, name) == ("info", "action_mask"):
+                return InfoActionMask(env)
+            unused.append(f"{called(place, name)} {problem}")
+        else:
+            return InfoActionMask(env, place, name, is_list, size)
+    if unused and mask_sizes(env.action_space):
+        env.mask_note = (
+            f"not used as a mask of actions: {'; '.join(unused)}. An action_mask in the "
+            "observation or in info is used"
+        )
+    return env
 
 
-def is_all(value: Any) -> bool:
-    return all(of_each(value))
+def mask_places(env: gym.Env, info: Any) -> list[tuple[str, str]]:
+    """(place, name) of all that may be a mask of actions, best first."""
+    space = env.observation_space
+    infos = info if isinstance(info, dict) else {}
+    keys = [str(key) for key in space.keys()] if isinstance(space, spaces.Dict) else []
+    places = [("info", name) for name in MASKS if name in infos]
+    for name in MASKS:
+        if env.has_wrapper_attr(name) and callable(env.get_wrapper_attr(name)):
+            places.append(("method", name))
+    return places + [("obs", key) for key in keys if "mask" in key.lower() or key in MASKS]
+
+
+def called(place: str, name: str) -> str:
+    texts = {"info": "info['{}']", "method": "the method {}()", "obs": "the observation's '{}'"}
+    return texts[place].format(name)
+
+
+def mask_at(env: gym.Env, place: str, name: str, obs: Any, info: Any) -> Any:
+    """The mask as the environment has it, ABSENT if it has none."""
+    if place == "method":
+        return env.get_wrapper_attr(name)()
+    source = obs if place == "obs" else info
+    return source.get(name, ABSENT) if isinstance(source, Mapping) else ABSENT
+
+
+def form_of(space: gym.Space, name: str, mask: Any) -> tuple[bool, int]:
+    """(whether it lists what is allowed, its number of entries). ValueError says why it is no mask
+    of actions in `space`."""
+    if any(word in name.lower() for word in OTHER_MASKS):
+        raise ValueError("is another one by its name")
+    if isinstance(space, spaces.Discrete) and name.startswith("legal") and is_list(space, mask):
+        return True, int(space.n)
+    values = flat_mask(space, mask)
+    total = num_options(space)
+    if values.size not in mask_sizes(space):
+        raise ValueError(f"has {values.size} entries, {space} has {total} options")
+    if not np.isin(values, (0, 1)).all():
+        raise ValueError(f"is {str(mask)[:60]}, not 0 or 1 for each of the {total} options")
+    return False, values.size
+
+
+def is_list(space: spaces.Discrete, mask: Any) -> bool:
+    """Whether a mask lists actions: whole numbers, none of them twice."""
+    try:
+        flat_indices(space, mask)
+    except gym.error.Error:
+        return False
+    found = np.array(list(mask))
+    return found.size == 0 or found.dtype.kind in "iu"
 
 
 class InfoActionMask(gym.Wrapper):
     """Moves a mask of actions into the observation, as key "action_mask" (beside key "obs", or
     those of a Dict): `info[name]`, what the method `name` returns, or the observation's own key,
-    which is then gone. `is_indices`: it lists what is allowed. Where info has none the observation
+    which is then gone. `is_list`: it lists what is allowed. Where info has none the observation
     lacks the key, but a last one gets ones: only its value is needed. gym.error.Error if no part of
     the action has options."""
 
@@ -440,23 +358,22 @@ class InfoActionMask(gym.Wrapper):
         env: gym.Env,
         place: str = "info",
         name: str = "action_mask",
-        is_indices: bool = False,
+        is_list: bool = False,
         size: int = 0,
     ):
         super().__init__(env)
-        total = self.size = size or num_options(env.action_space)
-        if total == 0:
+        self.place = place
+        self.name = name
+        self.is_list = is_list
+        self.size = size or num_options(env.action_space)
+        if self.size == 0:
             raise gym.error.Error(
                 f"{called(place, name)} of {env}: {env.action_space} has no part to be masked"
             )
-        self.place = place
-        self.name = name
-        self.is_indices = is_indices
-        self.mask_note = f"the mask of actions is {called(place, name)}, {total} entries"
-        space = with_space(env.observation_space, "action_mask", spaces.MultiBinary(total))
-        self.observation_space = space
-        if place == "obs":
-            self.observation_space = spaces.Dict(self.without_own(space.spaces))
+        self.mask_note = f"the mask of actions is {called(place, name)}, {self.size} entries"
+        mask = spaces.MultiBinary(self.size)
+        children = with_space(env.observation_space, "action_mask", mask)
+        self.observation_space = spaces.Dict(self.without_own(children.spaces))
 
     def without_own(self, children: Mapping) -> dict:
         """All but the key from which the mask is moved."""
@@ -466,12 +383,12 @@ class InfoActionMask(gym.Wrapper):
     def with_mask(self, obs: Any, info: dict, is_last: bool = False) -> Any:
         """The observation with the mask, if there is one."""
         space = self.env.observation_space
-        mask = read_mask(self.env, self.place, self.name, obs, info)
+        mask = mask_at(self.env, self.place, self.name, obs, info)
         if mask is ABSENT and not is_last:
             return obs if isinstance(space, spaces.Dict) else {"obs": obs}
         if mask is ABSENT or mask is None:
             mask = np.ones(self.size, np.int8)
-        elif self.is_indices:
+        elif self.is_list:
             mask = flat_indices(self.action_space, mask)
         mask = flat_mask(self.action_space, mask)
         if mask.dtype.kind == "f" and np.isin(mask, (0, 1)).all():
@@ -505,24 +422,41 @@ def flat_indices(space: spaces.Discrete, legal: Any) -> np.ndarray:
     return mask
 
 
+def leaves_of(space: gym.Space) -> list[gym.Space]:
+    """What is no Dict or Tuple in an action space."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return [leaf for k in keys_of(space) for leaf in leaves_of(space[k])]
+    return [space]
+
+
+def options_of(space: gym.Space) -> list[int]:
+    """The numbers of options of the entries of the Discrete and MultiDiscrete parts."""
+    options = []
+    for leaf in leaves_of(space):
+        if isinstance(leaf, spaces.Discrete):
+            options.append(int(leaf.n))
+        elif isinstance(leaf, spaces.MultiDiscrete):
+            options += leaf.nvec.ravel().tolist()
+    return options
+
+
 def num_options(space: gym.Space) -> int:
     """How many options the Discrete and MultiDiscrete parts of an action space have altogether."""
-    if isinstance(space, spaces.Dict):
-        return sum(map(num_options, space.values()))
-    if isinstance(space, spaces.Tuple):
-        return sum(map(num_options, space))
-    if isinstance(space, spaces.Discrete):
-        return int(space.n)
-    return int(np.sum(getattr(space, "nvec", 0)))
+    return sum(options_of(space))
 
 
-def num_bits(space: gym.Space) -> int:
-    """How many bits the MultiBinary parts of an action space have altogether."""
-    if isinstance(space, spaces.Dict):
-        return sum(map(num_bits, space.values()))
-    if isinstance(space, spaces.Tuple):
-        return sum(map(num_bits, space))
-    return int(np.prod(space.shape)) if isinstance(space, spaces.MultiBinary) else 0
+def mask_sizes(space: gym.Space) -> set[int]:
+    """The numbers of entries that a mask of actions may have: one for each option; for each bit
+    none, one or two; for a pair of choices one for each pair."""
+    options = options_of(space)
+    bits = 0
+    for leaf in leaves_of(space):
+        if isinstance(leaf, spaces.MultiBinary):
+            bits += int(np.prod(leaf.shape))
+    sizes = {sum(options), sum(options) + bits, sum(options) + 2 * bits}
+    if len(options) == 2:
+        sizes.add(options[0] * options[1])
+    return sizes - {0}
 
 
 def flat_mask(space: gym.Space, mask: Any) -> np.ndarray:

@@ -1,9 +1,9 @@
 """cleanrl_graph, checks: what is wrong with a flag, a space, or what an environment returns is said
 in one sentence, "env 1, leaf 'graph.nodes', step 21: value nan in row 3".
 
-`make_env` puts wrappers around a script's environments, and `checked` makes a class of its `Envs`
-that looks at the arrays of all environments at once. Only where something is wrong does it look for
-the culprit.
+`make_env` puts wrappers around a script's environments. `checked` makes a class of its `Envs` whose
+environments are `Checked`, and which looks at the arrays of all of them at once. Only where
+something is wrong does it look for the culprit.
 """
 
 import contextlib
@@ -56,6 +56,7 @@ OBJECT = "object of a program: "  # begins the text of what a command line canno
 MASKED = "no action is allowed, which counts as if all were"
 
 
+# ---- Sentences ----
 class UsageError(gym.error.Error, ValueError):
     """A sentence that says what was wrong, where, and what to do, shown without a traceback. It is
     a gymnasium error, too, so a script that catches what environments raise catches it."""
@@ -70,13 +71,33 @@ def one_kind(script: ModuleType) -> Iterator[None]:
         raise UsageError(str(problem)) from None
 
 
-# ---- Flags, and the code of others ----
 def refuse(problems: Iterator[str]) -> None:
     """UsageError for the first of them."""
     for problem in problems:
         raise UsageError(problem)
 
 
+def text_of(problem: BaseException) -> str:
+    return f"{type(problem).__name__}: {problem}"
+
+
+def explained(doing: str, problem: BaseException) -> UsageError:
+    """An exception of others' code as the last frames of its traceback, what was done, and what it
+    says. Sentences, missing files and missing modules say enough without frames."""
+    frames = ""
+    text = text_of(problem)
+    if isinstance(problem, UsageError):
+        *lines, text = str(problem).splitlines(keepends=True)
+        frames = "".join(lines)
+    elif not isinstance(problem, (gym.error.Error, OSError, ModuleNotFoundError)):
+        first = problem.__cause__ or problem  # gymnasium raises some again
+        frames = "".join(traceback.format_exception(first, limit=-4, chain=False))
+    if "unexpected keyword argument 'seed'" in text:
+        text += f"; {OLD}"
+    return UsageError(f"{frames}{doing}: {text}")
+
+
+# ---- Flags ----
 def wrong_flags(args: Any) -> Iterator[str]:
     """Flags without a meaning."""
     for names, least, most in RANGES:
@@ -88,8 +109,6 @@ def wrong_flags(args: Any) -> Iterator[str]:
                     yield f"{flag}: a number from {least} to {most} is needed"
     if args.max_grad_norm == 0:
         yield "--max-grad-norm 0: all gradients become 0, nothing is trained; inf means no clipping"
-    if args.gnn in ("gatv2", "transformer") and args.gnn_dim % 4:
-        yield f"--gnn-dim {args.gnn_dim}: the 4 heads of --gnn {args.gnn} need a multiple of 4"
     if not entries(args) or not all(isinstance(entry, dict) for entry in entries(args)):
         yield f"--env-kwargs {args.env_kwargs}: an object, or a list of at least one, is needed"
     rollout = args.num_envs * args.num_steps
@@ -122,289 +141,46 @@ def plain(value: Any) -> Any:
     return OBJECT + text
 
 
-def explained(doing: str, problem: BaseException) -> UsageError:
-    """An exception as the frames of others' code, what was done, and what it says."""
-    if isinstance(problem, UsageError):
-        return problem
-    return UsageError(f"{frames(problem)}{doing}: {text_of(problem)}")
-
-
-def text_of(problem: BaseException) -> str:
-    """Its kind and what it says, if that can be read."""
-    kind = type(problem).__name__
-    try:
-        return f"{kind}: {problem}"
-    except Exception:  # of many kinds
-        return kind
-
-
-def frames(problem: BaseException) -> str:
-    """The last frames of a traceback, those of the environment. None of errors that say enough, and
-    where it was not even called."""
-    if isinstance(problem, (gym.error.Error, OSError, ModuleNotFoundError)):
-        return ""
-    problem = problem.__cause__ or problem  # gymnasium says some errors again
-    *_, (last, _) = traceback.walk_tb(problem.__traceback__)
-    if last.f_code.co_filename == gym.envs.registration.__file__:
-        return ""
-    return "".join(traceback.format_exception(problem, limit=-4, chain=False))
-
-
-# ---- Environments: what they return ----
-class Latest(threading.local):
-    """The outermost Checked that was called last in this thread."""
-
-    env = None
-
-
-LATEST = Latest()
-
-
-class Checked(gym.wrappers.RecordEpisodeStatistics):
-    """Raises UsageError, with number, step and action, for what goes wrong in the environment, and
-    for what is not as gymnasium's return it. Return and length of an episode are those of a
-    RecordEpisodeStatistics inside, if there is one. At an episode's end the outermost one lets go
-    what no script reads in info, and adds "episode" where a wrapper around the record ended it."""
-
-    number = None  # of the outermost one, over all ranks
-    inside = None  # a RecordEpisodeStatistics, which may be another Checked
-    has_sum = True  # the rewards are numbers
-    num_steps = 0
-    has_ended = False  # the episode, with the latest observation
-    num_acted = None  # rows that acted before the present observation, if its episode goes on
-    has_agents = False  # which need info["rewards"]
-    has_mask = True
-    metric_names = None  # those of an episode before
-    may_mask = False  # there are options and neither a mask nor a word about one
-
-    def __init__(self, env: gym.Env):
-        super().__init__(env)
-        while isinstance(env, gym.Wrapper) and not self.inside:
-            if isinstance(env, gym.wrappers.RecordEpisodeStatistics):
-                self.inside = env
-            env = env.env
-
-    @property
-    def record(self) -> gym.wrappers.RecordEpisodeStatistics:
-        """Whose sum of rewards counts."""
-        return self.inside if getattr(self.inside, "has_sum", self.inside) else self
-
-    def reset(self, **kwargs) -> tuple:
-        obs, info = self.call("reset", **kwargs)
-        self.num_acted = None
-        self.has_ended = False
-        self.episode_returns = 0.0
-        self.episode_lengths = 0
-        return obs, info or {}
-
-    def step(self, action: Any) -> tuple:
-        self.num_steps += 1
-        obs, reward, terminated, truncated, info = self.call("step", action)
-        info = info or {}
-        is_usual = isinstance(reward, float) and -LARGEST < reward < LARGEST
-        if not (is_usual and terminated is truncated is False and type(info) is dict):
-            numbers = {"reward": reward, "terminated": terminated, "truncated": truncated}
-            if self.number is None and None in map(number_of, numbers.values()):
-                self.has_sum = False  # of several agents, or objectives: a wrapper makes them one
-                return obs, reward, terminated, truncated, info
-            refuse(f"{place()}: {problem}" for problem in self.wrong_outcome(numbers, info))
-            reward, terminated, truncated = map(number_of, numbers.values())
-        if info:
-            self.look_for_masks(info)
-        if self.has_agents:
-            num = num_acting(self.action_space, action)
-            refuse(f"{place()}: {problem}" for problem in wrong_rewards(info, num))
-            self.num_acted = None if terminated else num
-        if self.inside is None or self.record is self:
-            self.episode_returns += reward
-            self.episode_lengths += 1
-        else:
-            self.episode_returns = self.inside.episode_returns
-            self.episode_lengths = self.inside.episode_lengths
-        self.has_ended = bool(terminated or truncated)
-        if self.has_ended:
-            info = self.last_info(info, terminated)
-        return obs, reward, terminated, truncated, info
-
-    def call(self, method: str, *args, **kwargs) -> tuple:
-        """What `reset` or `step` returns. An environment may have others inside, or the policy of
-        an opponent, which has its own: afterwards LATEST is this one again."""
-        latest = LATEST.env if self.number is None else self
-        LATEST.env = latest
-        try:
-            result = getattr(self.env, method)(*args, **kwargs)
-        except (Exception, SystemExit) as problem:
-            LATEST.env = latest
-            with np.printoptions(legacy="1.25"):  # 1, not np.int64(1)
-                doing = f"{place()}, {method}{args or ''}"
-            if "keyword argument 'seed'" in text_of(problem):
-                doing += f" ({OLD})"
-            doing += wrappers.wants_int(args, text_of(problem))
-            raise explained(doing, problem) from None
-        LATEST.env = latest
-        needed, length = RETURNED[method]
-        if not isinstance(result, tuple) or len(result) != length:
-            raise UsageError(
-                f"{place()}, {method}: return {needed}: {length} values, not "
-                f"{fitting.shown(result)}; {OLD}"
-            )
-        return result
-
-    def wrong_outcome(self, numbers: dict, info: Any) -> Iterator[str]:
-        """What is wrong with what a step returns beside the observation."""
-        for name, value in numbers.items():
-            number = number_of(value)
-            if number is None:
-                advice = (name == "reward") * self.advice(value)
-                yield f"{name} is {value!r}, not a finite number{advice}"
-            elif name != "reward" and number not in (0, 1):
-                yield f"{name} is {value!r}, not True or False"
-        if not isinstance(info, dict):
-            yield f"info is {info!r}, not a dict"
-
-    def look_for_masks(self, info: dict) -> None:
-        """UsageError, or a line, for one that the first reset had not."""
-        if "action_mask" in info and not self.has_mask:
-            raise UsageError(f"{place()}: info has an action_mask, the first reset had none")
-        for name in set(wrappers.MASKS) & set(info) if self.may_mask else ():
-            say(f"not used as a mask of actions: info['{name}'], which the first reset had not")
-
-    def advice(self, reward: Any) -> str:
-        """What makes one number of several."""
-        if not isinstance(reward, (list, tuple, dict, np.ndarray)):
-            return ""
-        mean = "--wrap cleanrl_graph.envs.wrappers:MeanReward"
-        if isinstance(reward, dict) or isinstance(self.action_space, (spaces.Dict, spaces.Tuple)):
-            return f": in ppo_graph_agents.py each agent has its own; {mean} takes the mean"
-        linear = "--wrap mo_gymnasium.wrappers:LinearReward"
-        return f": {linear} makes one of several objectives, {mean} of several agents"
-
-    def last_info(self, info: dict, terminated: bool) -> dict:
-        """That of a step which ends an episode. Where only a life of a game ended it has no
-        "episode"."""
-        info = own_report(info)
-        is_recorded = self.record is not self
-        recorded = info.get("episode") if is_recorded else None  # else it means something else
-        refuse(f"{place()}: {problem}" for problem in wrong_report(info.get("eval", {}), recorded))
-        episode = {}
-        if not is_recorded or not terminated or info.get("lives", 0) == 0:
-            episode["r"] = self.episode_returns
-            episode["l"] = self.episode_lengths
-        if isinstance(recorded, dict):
-            episode |= recorded
-        if self.number is not None:
-            metrics = self.metrics(info) if "r" in episode else {}
-            info = {key: info[key] for key in ("group", "eval", "rewards") if key in info}
-            if metrics:
-                info["metrics"] = metrics
-        if "r" in episode:
-            info = info | {"episode": {name: number_of(episode[name]) for name in ("r", "l")}}
-        return info
-
-    def metrics(self, info: dict) -> dict[str, float]:
-        """The environment's own numbers of an episode that ends, the same ones each time."""
-        info = own_metrics(info)
-        refuse(f"{place()}: {problem}" for problem in wrong_metrics(info, self.metric_names))
-        self.metric_names = set(info.get("metrics", {}))
-        metrics = metrics_of(info)
-        for name, value in metrics.items():
-            if math.isnan(value):
-                say(f"{place()}: {name} is nan, and is left out of the means", f"{name} is nan")
-        return metrics
-
-
-def settings() -> tuple:
-    """What an environment may set for itself in torch, and what others must not find changed."""
-    device = torch.empty(0).device  # torch.get_default_device() takes longer than all of this
-    is_deterministic = torch.are_deterministic_algorithms_enabled()
-    return torch.get_default_dtype(), device, is_deterministic, torch.is_inference_mode_enabled()
-
-
-def put_back(before: tuple) -> None:
-    """Puts back those `settings`, and makes gradients. UsageError for torch's inference mode that
-    was left open, which nobody else can end."""
-    if not torch.is_grad_enabled():
-        torch.set_grad_enabled(True)
-    now = settings()
-    if now == before:
-        return
-    dtype, device, is_deterministic, is_inference = before
-    torch.set_default_dtype(dtype)
-    torch.set_default_device(None if device.type == "cpu" else device)
-    torch.use_deterministic_algorithms(is_deterministic)
-    if now[-1] and not is_inference:
-        raise UsageError(
-            "an environment leaves torch.inference_mode() open: `with torch.inference_mode():` "
-            "around what needs it ends it"
-        )
-
-
-@contextlib.contextmanager
-def kept_latest() -> Iterator[None]:
-    """A copy of an environment, which makes the same calls, is not the one that was called."""
-    latest = LATEST.env
-    try:
-        yield
-    finally:
-        LATEST.env = latest
-
-
-def place() -> str:
-    return f"env {LATEST.env.number}, step {LATEST.env.num_steps}"
-
-
+# ---- An environment ----
 def make_env(script: ModuleType, args: Any, i: int = 0, /, **more) -> gym.Env:
     """The script's environment i of all ranks, with `more` keyword arguments, in the wrappers of
     --wrap. `envs:NAME` is one of cleanrl_graph unless the current folder has a module `envs`."""
     env_id, hint = wrappers.full_id(args.env_id)
+    hint = hint or "an id, or module:Name-v0 of the module that registers it, and its --env-kwargs"
     if OBJECT in str(args.env_kwargs):
         raise UsageError(
             f"env_kwargs {args.env_kwargs}: a file has only the text of an object that a program "
             "gave; give env_kwargs again"
         )
-    full = SimpleNamespace(**{**vars(args), "env_id": env_id})
     before = settings()
     try:
-        with np.errstate():
-            env = own_env(script, full, i, f"--env-id {args.env_id}", hint, **more)
-            return wrappers.wrap_all(env, args.wrap, "rewards" in script.Step._fields)
-    finally:
-        put_back(before)
-
-
-def own_env(script: ModuleType, args: Any, i: int, about: str, hint: str, **more) -> gym.Env:
-    """What the script's make_env returns, without wrappers."""
-    try:
-        env = wrappers.registered(args.env_id, partial(script.make_env, args, i, **more))
+        env = script.make_env(SimpleNamespace(**{**vars(args), "env_id": env_id}), i, **more)
     except (Exception, SystemExit) as problem:
-        hint = hint or wrappers.advice(args.env_id, problem)
-        raise explained(f"{about} ({hint})", problem) from None
+        raise explained(f"--env-id {args.env_id} ({hint})", problem) from None
     if type(env) is gym.wrappers.RecordEpisodeStatistics:  # it fails where info is None
-        env = Checked(env.env)
+        env = Record(env.env)
+    env = wrappers.wrap_all(env, args.wrap, "rewards" in script.Step._fields)
+    put_back(before)
     return env
 
 
-def made(make: Callable, number: int, script: ModuleType, args: Any) -> Checked:
+def made(make: Callable, number: int, script: ModuleType, args: Any) -> "Checked":
     """The environment, with masks as the script reads them; its number is that over all ranks."""
-    LATEST.env = SimpleNamespace(number=number, num_steps=0)
     try:
         env = make()
     except (Exception, SystemExit) as problem:
-        raise explained(f"env {number}", problem) from None
+        raise explained(f"env {number}, step 0", problem) from None
+    note = env.get_wrapper_attr("mask_note") if env.has_wrapper_attr("mask_note") else ""
+    if note:
+        say(note, "mask_note")
     masked = CanonicalMasks(env, script, args)
     if masked.forms:
         env = masked
-    if not isinstance(env, Checked):
-        env = Checked(env)
-    env.number = number
-    refuse(fitting.unread(env.observation_space))
+    env = Checked(env, number)
     env.observation_space = with_row_mask(script, env, args.action_head)
     env.has_mask = "action_mask" in getattr(env.observation_space, "spaces", ())
-    has_note = env.has_wrapper_attr("mask_note")
-    if has_note:
-        say(env.get_wrapper_attr("mask_note"), "mask_note")
-    num_options = wrappers.num_options(env.action_space)
-    env.may_mask = num_options > 0 and not (env.has_mask or has_note)
+    env.may_mask = not (env.has_mask or note) and wrappers.num_options(env.action_space) > 0
+    env.has_agents = "rewards" in script.Step._fields
     LATEST.env = env
     return env
 
@@ -417,15 +193,196 @@ def close(env: gym.Env) -> None:
         say(f"close() of {env}: {text_of(problem)}")
 
 
+class Record(gym.wrappers.RecordEpisodeStatistics):
+    """Return and length of an episode as they are inside of --wrap. Rewards that are no numbers are
+    passed on: a wrapper around this one may make one of several."""
+
+    has_sum = True  # the rewards are numbers
+
+    def reset(self, **kwargs) -> tuple:
+        obs, info = returned("reset", self.env.reset(**kwargs))
+        self.episode_returns = 0.0
+        self.episode_lengths = 0
+        return obs, info or {}
+
+    def step(self, action: Any) -> tuple:
+        obs, reward, *outcome, info = returned("step", self.env.step(action))
+        number = number_of(reward)
+        if number is None:
+            self.has_sum = False
+        else:
+            self.episode_returns += number
+            self.episode_lengths += 1
+        return obs, reward, *outcome, {} if info is None else info
+
+
+def returned(method: str, result: Any) -> tuple:
+    """What `reset` or `step` returned. UsageError for what is not as gymnasium's return it."""
+    needed, length = RETURNED[method]
+    if not isinstance(result, tuple) or len(result) != length:
+        raise UsageError(f"return {needed}: {length} values, not {fitting.shown(result)}; {OLD}")
+    return result
+
+
+class Latest(threading.local):
+    """The Checked that was called last in this thread."""
+
+    env = None
+
+
+LATEST = Latest()
+
+
+@contextlib.contextmanager
+def kept_latest() -> Iterator[None]:
+    """A copy of an environment, which makes the same calls, is not the one that was called."""
+    latest = LATEST.env
+    try:
+        yield
+    finally:
+        LATEST.env = latest
+
+
+class Checked(gym.wrappers.RecordEpisodeStatistics):
+    """Raises UsageError, with number, step and action, for what goes wrong in the environment, and
+    for what is not as gymnasium's return it. Return and length of an episode are those of a
+    RecordEpisodeStatistics inside, if there is one. At an episode's end info has "episode", and
+    nothing that no script reads."""
+
+    num_steps = 0
+    has_ended = False  # the episode, with the latest observation
+    num_acted = None  # rows that acted before the present observation, if its episode goes on
+    has_agents = False  # which need info["rewards"]
+    has_mask = True
+    may_mask = False  # there are options and neither a mask nor a word about one
+    metric_names = None  # those of an episode before
+
+    def __init__(self, env: gym.Env, number: int):
+        super().__init__(env.env if type(env) is Record else env)
+        self.number = number  # over all ranks
+        inside = self.env
+        while isinstance(inside, gym.Wrapper):
+            if isinstance(inside, gym.wrappers.RecordEpisodeStatistics):
+                break
+            inside = inside.env
+        self.inside = inside if inside is not self.unwrapped else None
+
+    @property
+    def place(self) -> str:
+        """What begins an error."""
+        return f"env {self.number}, step {self.num_steps}"
+
+    def reset(self, **kwargs) -> tuple:
+        obs, info = self.call("reset", **kwargs)
+        self.num_acted = None
+        self.has_ended = False
+        self.episode_returns = 0.0
+        self.episode_lengths = 0
+        return obs, info or {}
+
+    def step(self, action: Any) -> tuple:
+        self.num_steps += 1
+        obs, reward, terminated, truncated, info = self.call("step", action)
+        is_usual = isinstance(reward, float) and -LARGEST < reward < LARGEST
+        if not (is_usual and terminated is truncated is False and type(info) is dict):
+            info = info or {}
+            refuse(self.wrong_outcome(reward, terminated, truncated, info))
+            reward, terminated, truncated = map(number_of, (reward, terminated, truncated))
+        if info:
+            self.look_for_masks(info)
+        if self.has_agents:
+            num = num_acting(self.action_space, action)
+            refuse(f"{self.place}: {problem}" for problem in wrong_rewards(info, num))
+            self.num_acted = num
+        self.episode_returns += reward
+        self.episode_lengths += 1
+        if self.inside and getattr(self.inside, "has_sum", True):
+            self.episode_returns = self.inside.episode_returns
+            self.episode_lengths = self.inside.episode_lengths
+        self.has_ended = bool(terminated or truncated)
+        if self.has_ended:
+            info = self.last_info(info, terminated)
+        return obs, reward, terminated, truncated, info
+
+    def call(self, method: str, *args, **kwargs) -> tuple:
+        """What `reset` or `step` returns. An environment may have others inside, or the policy of
+        an opponent, which has its own: afterwards LATEST is this one."""
+        try:
+            return returned(method, getattr(self.env, method)(*args, **kwargs))
+        except (Exception, SystemExit) as problem:
+            raise explained(f"{self.place}, {method}{args or ''}", problem) from None
+        finally:
+            LATEST.env = self
+
+    def wrong_outcome(
+        self, reward: Any, terminated: Any, truncated: Any, info: Any
+    ) -> Iterator[str]:
+        """What is wrong with what a step returns beside the observation."""
+        if number_of(reward) is None:
+            yield (
+                f"{self.place}: reward is {reward!r}, not a finite number. If it is one for each "
+                "agent ppo_graph_agents.py takes them, and --wrap "
+                "cleanrl_graph.envs.wrappers:MeanReward makes one of them; --wrap "
+                "mo_gymnasium.wrappers:LinearReward makes one of several objectives"
+            )
+        for name, value in (("terminated", terminated), ("truncated", truncated)):
+            if number_of(value) not in (0, 1):
+                yield f"{self.place}: {name} is {value!r}, not True or False"
+        if not isinstance(info, dict):
+            yield f"{self.place}: info is {info!r}, not a dict"
+
+    def look_for_masks(self, info: dict) -> None:
+        """UsageError, or a line, for one that the first reset had not."""
+        if "action_mask" in info and not self.has_mask:
+            raise UsageError(f"{self.place}: info has an action_mask, the first reset had none")
+        if self.may_mask:
+            for name in set(wrappers.MASKS) & set(info):
+                where = f"info['{name}'], which the first reset had not"
+                say(f"not used as a mask of actions: {where}")
+
+    def last_info(self, info: dict, terminated: bool) -> dict:
+        """That of a step which ends an episode. Where only a life of a game ended, so that a record
+        inside goes on, it has no "episode"."""
+        info = own_report(info)
+        refuse(f"{self.place}: {problem}" for problem in wrong_report(info.get("eval", {})))
+        report = {key: info[key] for key in ("group", "eval", "rewards") if key in info}
+        goes_on = self.inside and terminated and "episode" not in info
+        if goes_on and info.get("lives", 0) > 0:
+            return report
+        metrics = self.metrics(info)
+        episode = {"r": float(self.episode_returns), "l": int(self.episode_lengths)}
+        return report | ({"metrics": metrics} if metrics else {}) | {"episode": episode}
+
+    def metrics(self, info: dict) -> dict[str, float]:
+        """The environment's own numbers of an episode that ends, the same ones each time."""
+        info = own_metrics(info)
+        refuse(f"{self.place}: {problem}" for problem in wrong_metrics(info, self.metric_names))
+        self.metric_names = set(info.get("metrics", {}))
+        metrics = metrics_of(info)
+        for name, value in metrics.items():
+            if math.isnan(value):
+                text = f"{self.place}: {name} is nan, and is left out of the means"
+                say(text, f"{name} is nan")
+        return metrics
+
+
+def number_of(value: Any) -> float | None:
+    """A finite number, or an array of one, of any kind; None for anything else."""
+    try:
+        number = value.item() if hasattr(value, "item") else value
+        is_number = isinstance(number, (bool, int, float)) and abs(number) < LARGEST
+        return number if is_number else None
+    except (ValueError, RuntimeError):  # of several
+        return None
+
+
 def own_report(info: dict) -> dict:
     """An info whose "group" can be a name and whose "eval" has columns. What an environment means
     otherwise by these words is left out, which is said."""
     group = info.get("group")
-    is_name = isinstance(group, Hashable) and not callable(group)
     report = info.get("eval", {})
-    has_columns = isinstance(report, dict)
-    has_columns = has_columns and not any(map(callable, report.values()))
-    has_columns = has_columns and set(map(type, report)) <= {str}
+    is_name = isinstance(group, Hashable) and not callable(group)
+    has_columns = isinstance(report, dict) and all(isinstance(name, str) for name in report)
     for name, is_ours in (("group", is_name), ("eval", has_columns)):
         if not is_ours:
             say(f"info['{name}'] is left out: it is no {name} but {type(info[name]).__name__}")
@@ -433,27 +390,14 @@ def own_report(info: dict) -> dict:
     return info
 
 
-def wrong_report(report: dict, episode: Any) -> Iterator[str]:
-    """What is wrong with what `info` says about an episode that ends."""
-    numbers = [report.get("cost", 0)]
+def wrong_report(report: dict) -> Iterator[str]:
+    """What is wrong with info["eval"] of an episode that ends."""
     for name in report:
         if name in ("instance", "greedy", "cut") or name.startswith("best of "):
             yield f"info['eval'] has the name {name!r}, a column of the evaluation's own"
-    if isinstance(episode, dict):
-        numbers += [episode.get("r", 0), episode.get("l", 0)]
-    for value in numbers:
-        if number_of(value) is None:
-            yield f"{value!r} in info['episode'] or info['eval'] is not a finite number"
-
-
-def number_of(value: Any) -> float | None:
-    """A finite number, or an array of one, of any kind; None for anything else."""
-    try:
-        if not isinstance(value, (bool, int, float)):
-            value = np.ravel(value).item()
-        return value if math.fabs(value + 0.0) < LARGEST else None
-    except Exception:  # of many kinds
-        return None
+    cost = report.get("cost", 0)
+    if number_of(cost) is None:
+        yield f"{cost!r} in info['eval'] is not a finite number"
 
 
 def num_acting(space: gym.Space, action: Any) -> int:
@@ -477,94 +421,26 @@ def wrong_rewards(info: dict, num_agents: int) -> Iterator[str]:
         yield f"info['rewards'] is {values[bad][0]} in row {bad.argmax()}"
 
 
-# ---- Spaces ----
-def for_policy(leaves: list, args: Any) -> list:
-    """The leaves without those of --critic-only."""
-    names = tuple(f"{name}." for name in getattr(args, "critic_only", ()))
-    shown = []
-    for leaf in leaves:
-        place = f"{leaf.whole}."
-        if not (leaf.is_input and place.startswith(names)):
-            shown.append(leaf)
-    return shown
+def settings() -> tuple:
+    """What an environment may set for itself in torch, and what others must not find changed."""
+    device = torch.empty(0).device  # torch.get_default_device() takes longer than all of this
+    return torch.get_default_dtype(), device, torch.is_grad_enabled()
 
 
-def wrong_leaves(leaves: list) -> Iterator[str]:
-    """What is wrong with those of an observation space."""
-    paths = [leaf.path for leaf in leaves]
-    if len(set(paths)) < len(paths) or not any(leaf.is_input for leaf in leaves):
-        yield f"leaves {paths} need different names, and one must be an input"
-    named = {leaf.group for leaf in leaves if leaf.is_ragged and leaf.is_input}
-    named -= {"avail_actions"}
-    for leaf in leaves:
-        is_discrete = isinstance(leaf.space, DISCRETE) and leaf.is_input and not leaf.is_links
-        if is_discrete and num_options(leaf.space).sum() > MOST:
-            name = fitting.name_of(leaf.space)
-            yield f"leaf '{leaf.path}': {name} has over {MOST} values; a Box has numbers"
-        is_sequence = leaf.path == leaf.group and leaf.dtype.kind in "iu"
-        if leaf.path == "node_ids" and not (is_sequence and named):
-            needed = "must be integers in a Sequence, one per node or element of a set"
-            yield f"leaf 'node_ids': {fitting.name_of(leaf.space)} {needed}"
+def put_back(before: tuple) -> None:
+    """Puts back those `settings`."""
+    if settings() == before:
+        return
+    dtype, device, has_grad = before
+    torch.set_default_dtype(dtype)
+    torch.set_default_device(None if device.type == "cpu" else device)
+    torch.set_grad_enabled(has_grad)
 
 
-def wrong_actions(script: ModuleType, space: gym.Space, leaves: list, args: Any) -> Iterator[str]:
-    """What is wrong with an action space, its heads or its masks."""
-    yield from fitting.unread(space, "action", is_action=True)
-    name = fitting.name_of(space)
-    parts = script.parts_of(space, leaves, args)
-    if min([part.k for part in parts], default=0) < 1:
-        yield f"action space {name} is not supported, there is nothing to choose"
-    if sum(part.k * part.n for part in parts if part.group is None) > MOST:
-        yield f"action space {name} has over {MOST} options"
-    for mask in {part.mask for part in parts} - {None}:
-        rows = [
-            {part.group, part.rows} - {None, script.STEP} for part in parts if part.mask == mask
-        ]
-        if any(each != rows[0] for each in rows):
-            yield f"leaf '{mask}': a mask does not fit {name}, whose parts choose from other rows"
-    unused = {leaf.group for leaf in leaves} - {part.group for part in parts}
-    acts = any(part.is_per_row for part in parts)
-    if args.action_head == "auto" and "avail_actions" in unused and not acts:
-        yield f"{name} chooses from no avail_actions: give --action-head avail_actions, or flat"
-
-
-def num_options(space: gym.Space) -> np.ndarray:
-    """The number of values of each entry of a Discrete or MultiDiscrete space."""
-    return np.asarray(space.n if isinstance(space, spaces.Discrete) else space.nvec)
-
-
-def meaning(script: ModuleType, env: gym.Env, parts: list) -> tuple[str, ...]:
-    """What must be the same for all environments, of observations and of actions, and both spaces:
-    all but the bounds of what is observed, and the number of rows to choose from."""
-    inputs = []
-    for leaf in script.leaves_of(env.observation_space):
-        if leaf.is_input:
-            inputs.append((leaf.path, leaf.group, re.sub(r"Box\([^(]*", "", str(leaf.space))))
-    done = [part if part.group is None else part._replace(n=0) for part in parts]
-    action = str(env.action_space)
-    if any(part.group is not None for part in parts):
-        action = re.sub(r"Discrete\([^,)]*", "", action)
-    shown = fitting.name_of(env.observation_space), fitting.name_of(env.action_space)
-    return f"{inputs}", f"{done} {action}", *shown
-
-
-def unlike(found: list[tuple[str, ...]]) -> Iterator[str]:
-    """Which entries of --env-kwargs are not for one network, by their meanings."""
-    texts = list(zip(*found))
-    for name, meanings, shown in zip(("observation", "action"), texts, texts[2:]):
-        if len(set(meanings)) > 1:
-            yield f"--env-kwargs: not all entries have the {name} space {shown[0]}: {list(shown)}"
-
-
-# ---- Observations ----
+# ---- The environments of a script ----
 def checked(script: ModuleType) -> type:
     """The script's Envs, which check."""
-
-    class Envs(Checks, script.Envs):
-        pass
-
-    Envs.script = script
-    return Envs
+    return type("Envs", (Checks, script.Envs), {"script": script})
 
 
 def make_envs(script: ModuleType, args: Any, makers: list[Callable], first: int = 0) -> Any:
@@ -614,59 +490,48 @@ class Checks:
 
     def __init__(self, makers: list[Callable], args: Any, first: int = 0):
         """`first` is the number of the first environment over all ranks."""
+        script = self.script
         before = settings()
         super().__init__(
-            [partial(made, make, first + i, self.script, args) for i, make in enumerate(makers)]
+            [partial(made, make, first + i, script, args) for i, make in enumerate(makers)]
         )
-        script = self.script
         taken = sorted(name for name in OWN if name in vars(self) or hasattr(script.Envs, name))
         if taken:
             names = ", ".join(taken)
             raise UsageError(f"Envs has {names}, which services need for themselves: rename it")
-        leaves = for_policy(self.leaves, args)
-        for own in (self.leaves, leaves):
-            refuse(wrong_leaves(own))
         self.settings = before
         self.first = first
+        leaves = for_policy(self.leaves, args)
+        refuse(wrong_leaves(self.leaves))
+        refuse(wrong_leaves(leaves))
         self.parts = []
         meanings = []
         for env in self.envs:
             refuse(wrong_actions(script, env.action_space, leaves, args))
             self.parts.append(script.parts_of(env.action_space, leaves, args))
             meanings.append(meaning(script, env, self.parts[-1]))
-            env.has_agents = "rewards" in script.Step._fields
         refuse(unlike(meanings))
         self.meaning = meanings[0]
         self.acting = script.acting_group(self.action_space, leaves, args.action_head)
+        self.masks = [part for part in self.parts[0] if part.mask is not None]
         named, self.pairs = rows_of_masks(self.parts[0])
-        # Where no memory says whose ids they are, agents have them, else nodes and elements of a
-        # set, also where edges act
-        links = [leaf.path for leaf in leaves if leaf.is_links and not env.has_agents]
         with contextlib.suppress(script.UsageError):  # there are several graphs
-            if hasattr(script, "id_group"):
-                named["node_ids"] = script.id_group(leaves)
-            elif self.acting is not None and self.acting not in links:
-                named["node_ids"] = self.acting
-            else:
-                named["node_ids"] = script.group_of("nodes", leaves)
+            named["node_ids"] = id_group(script, leaves, self.acting)
         ragged = [leaf.path for leaf in leaves if leaf.path == leaf.group]
         # Path of a ragged mask, or node_ids -> the group that it has as many rows as
         self.named = {path: named[path] for path in ragged if named.get(path)}
         self.is_padded = self.space is not self.envs[0].env.observation_space  # the mask
         self.looks = list(looks_at(self.leaves, self.parts[0]))
-        self.masks = [part for part in self.parts[0] if part.mask is not None]
-
-    def step(self, actions: list) -> tuple:
-        try:
-            with np.errstate():
-                return super().step(actions)
-        finally:
-            put_back(self.settings)
 
     def reset(self, seed: int) -> tuple:
         try:
-            with np.errstate():
-                return super().reset(seed)
+            return super().reset(seed)
+        finally:
+            put_back(self.settings)
+
+    def step(self, actions: list) -> tuple:
+        try:
+            return super().step(actions)
         finally:
             put_back(self.settings)
 
@@ -674,20 +539,22 @@ class Checks:
         try:
             rows = super().read(obs)
         except Exception as problem:  # of many kinds
-            path = unreadable(self.script, self.space, lambda: obs)
-            text = f"{type(problem).__name__} {problem}: {fitting.unlike(obs, self.space)}"
-            at = self.place(LATEST.env.number, path)
-            raise UsageError(f"{at}: cannot be read: {text}") from None
+            nothing = (self.leaves[0].path, text_of(problem))
+            path, text = next(unreadable(self.script, self.space, obs), nothing)
+            raise UsageError(
+                f"{self.place(LATEST.env.number, path)}: cannot be read: {text}"
+            ) from None
         if self.is_padded:
             self.cut_mask(rows)
         acted = LATEST.env.num_acted
         if acted is not None and self.named.get("node_ids") != self.acting:
+            allowed = (0, acted) if LATEST.env.has_ended else (acted,)
             for leaf, own in zip(self.leaves, rows):
-                allowed = (0, acted) if LATEST.env.has_ended else (acted,)
                 if leaf.group == self.acting and own.ndim and len(own) not in allowed:
-                    rows = f"{len(own)} rows of '{leaf.group}' where {acted} acted"
-                    needed = "without node_ids an episode keeps their number"
-                    raise UsageError(f"{place()}: {rows}; {needed}")
+                    raise UsageError(
+                        f"{LATEST.env.place}: {len(own)} rows of '{leaf.group}' where {acted} "
+                        "acted; without node_ids an episode keeps their number"
+                    )
         return rows
 
     def cut_mask(self, rows: list[np.ndarray]) -> None:
@@ -698,7 +565,7 @@ class Checks:
         if rows[k][num:].any():
             more = num + int(rows[k][num:].argmax())
             problem = f"option {more} is allowed, there are {num} rows to choose from"
-            raise UsageError(f"{place()}, leaf 'action_mask': {problem}")
+            raise UsageError(f"{self.place(LATEST.env.number, 'action_mask')}: {problem}")
         rows[k] = rows[k][:num]
 
     def collate(self, observations: list[list[np.ndarray]]) -> Any:
@@ -708,55 +575,50 @@ class Checks:
                 parts = self.parts[(number - self.first) % len(self.parts)]
                 for path, problem in self.problems([own], [parts]):
                     raise UsageError(f"{self.place(number, path)}: {problem}")
-        if not LATEST.env.has_ended:
+        if self.masks and not LATEST.env.has_ended and MASKED not in SAID.lines:
             self.tell_masked()
         return self.flat
 
     def tell_masked(self) -> None:
         """Says once that an observation allows nothing, which is no end of a training."""
+        first = self.first if self.flat.size > 1 else LATEST.env.number
         for part in self.masks:
-            if MASKED in SAID.lines:
-                return
-            first = self.first if self.flat.size > 1 else LATEST.env.number
-            leaves = zip(self.leaves, self.flat.values)
-            leaf, values = next(each for each in leaves if each[0].path == part.mask)
-            for i in all_masked(values, self.flat.counts, leaf.group, part)[:1]:
-                at = self.place(first + i, part.mask)
-                say(f"{at}: {MASKED}. This is said once", MASKED)
+            k = [leaf.path for leaf in self.leaves].index(part.mask)
+            leaf = self.leaves[k]
+            for i in all_masked(self.flat.values[k], self.flat.counts, leaf.group, part)[:1]:
+                say(f"{self.place(first + i, part.mask)}: {MASKED}. This is said once", MASKED)
 
     def problems(self, observations: list, parts: list[list]) -> Iterator[tuple[str, str]]:
         """(path of a leaf, what is wrong with it). Its numbers are right for one observation; where
         there are several they may be another's. Sets `flat` when dtypes and shapes are right."""
+        columns = list(zip(*observations))
         others = set()  # leaves with rows of other dtypes than theirs
-        for look, rows in zip(self.looks, zip(*observations)):
+        for look, rows in zip(self.looks, columns):
             for array in rows:
                 if array.dtype != look.dtype or array.shape[1:] != look.shape or not array.ndim:
                     yield from wrong_form(look.leaf, array)
                     others.add(look.leaf.path)
         self.flat = super().collate(observations)
-        counts = self.flat.counts  # of each group, by its first leaf
-        for look, rows in zip(self.looks, zip(*observations)):
-            if look.is_counted:
-                group = look.leaf.group
+        counts = self.flat.counts
+        is_last = LATEST.env.has_ended
+        for look, rows in zip(self.looks, columns):
+            if look.is_counted:  # by the first leaf of its group
                 num = np.fromiter(map(len, rows), np.int64, len(rows))
-                if (num != counts[group]).any():
-                    yield look.leaf.path, f"{num[0]} rows where '{group}' has {counts[group][0]}"
-        yield from wrong_counts(self.leaves, counts, self.named, self.pairs)
-        for look, values, rows in zip(self.looks, self.flat.values, zip(*observations)):
+                yield from unlike_rows(look.leaf.path, num, look.leaf.group, counts)
+        for path, group in self.named.items():
+            yield from unlike_rows(path, counts[path], group, counts)
+        yield from wrong_pairs(counts, self.pairs)
+        for look, values, rows in zip(self.looks, self.flat.values, columns):
             leaf = look.leaf
-            if look.is_float32 and leaf.path not in others:
-                is_fine = np.isfinite(values).all()
+            if leaf.path in others:
+                values = np.concatenate(rows)  # as they were before they got the leaf's dtype
+                is_fine = False
             else:
-                is_fine = look.is_number and leaf.path not in others
-            if not is_fine:
-                if leaf.path in others:
-                    values = np.concatenate(rows)  # as they were before they got the leaf's dtype
-                for problem in wrong_values(leaf, values, self.flat.counts):
-                    yield leaf.path, problem
-            if look.is_choice:
-                is_last = LATEST.env.has_ended
-                for problem in wrong_numbers(leaf, self.flat.counts, parts, is_last):
-                    yield leaf.path, problem
+                is_fine = look.is_number or look.is_float32 and np.isfinite(values).all()
+            for problem in wrong_values(leaf, values, counts) if not is_fine else ():
+                yield leaf.path, problem
+            for problem in wrong_numbers(leaf, counts, parts, is_last) if look.is_choice else ():
+                yield leaf.path, problem
 
     def place(self, number: int, path: str) -> str:
         """What begins an error."""
@@ -771,6 +633,222 @@ class Checks:
             close(env)
 
 
+def id_group(script: ModuleType, leaves: list, acting: str | None) -> str | None:
+    """The group whose rows node_ids tell apart: that of which a memory keeps states; agents; else
+    nodes, or elements of a set, also where edges act."""
+    if hasattr(script, "id_group"):
+        return script.id_group(leaves)
+    are_agents = "rewards" in script.Step._fields
+    links = [leaf.path for leaf in leaves if leaf.is_links]
+    if acting is None or acting in links and not are_agents:
+        return script.group_of("nodes", leaves)
+    return acting
+
+
+# ---- Spaces ----
+def for_policy(leaves: list, args: Any) -> list:
+    """The leaves without those of --critic-only."""
+    names = tuple(f"{name}." for name in getattr(args, "critic_only", ()))
+    return [leaf for leaf in leaves if not (leaf.is_input and f"{leaf.whole}.".startswith(names))]
+
+
+def wrong_leaves(leaves: list) -> Iterator[str]:
+    """What is wrong with those of an observation space."""
+    paths = [leaf.path for leaf in leaves]
+    if len(set(paths)) < len(paths) or not any(leaf.is_input for leaf in leaves):
+        yield f"leaves {paths} need different names, and one must be an input"
+    for leaf in leaves:
+        is_discrete = isinstance(leaf.space, DISCRETE) and leaf.is_input and not leaf.is_links
+        if is_discrete and num_options(leaf.space).sum() > MOST:
+            name = fitting.name_of(leaf.space)
+            yield f"leaf '{leaf.path}': {name} has over {MOST} values; a Box has numbers"
+        is_sequence = leaf.path == leaf.group and leaf.dtype.kind in "iu"
+        if leaf.path == "node_ids" and not (is_sequence and any(map(has_ids, leaves))):
+            needed = "must be integers in a Sequence, one per node or element of a set"
+            yield f"leaf 'node_ids': {fitting.name_of(leaf.space)} {needed}"
+
+
+def has_ids(leaf: Any) -> bool:
+    """Whether node_ids can tell its rows apart."""
+    return leaf.is_ragged and leaf.is_input and leaf.group != "avail_actions"
+
+
+def wrong_actions(script: ModuleType, space: gym.Space, leaves: list, args: Any) -> Iterator[str]:
+    """What is wrong with an action space, its heads or its masks."""
+    yield from unplayed(space, "action")
+    name = fitting.name_of(space)
+    parts = script.parts_of(space, leaves, args)
+    if min([part.k for part in parts], default=0) < 1:
+        yield f"action space {name} is not supported, there is nothing to choose"
+    if sum(part.k * part.n for part in parts if part.group is None) > MOST:
+        yield f"action space {name} has over {MOST} options"
+    rows = {}  # path of a mask -> the groups of the first part that it is for
+    for part in parts:
+        own = {part.group, part.rows} - {None, script.STEP}
+        if part.mask and rows.setdefault(part.mask, own) != own:
+            parts_of_it = f"{name}, whose parts choose from other rows"
+            yield f"leaf '{part.mask}': a mask does not fit {parts_of_it}"
+    unused = {leaf.group for leaf in leaves} - {part.group for part in parts}
+    acts = any(part.is_per_row for part in parts)
+    if args.action_head == "auto" and "avail_actions" in unused and not acts:
+        yield f"{name} chooses from no avail_actions: give --action-head avail_actions, or flat"
+
+
+def unplayed(space: gym.Space, path: str) -> Iterator[str]:
+    """What scripts do not play, although they read it in an observation."""
+    for k in fitting.keys_of(space):
+        yield from unplayed(space[k], f"{path}.{k}")
+    is_stack = isinstance(space, spaces.Sequence) and space.stack
+    if isinstance(space, spaces.Graph) or is_stack and fitting.keys_of(space.feature_space):
+        advice = "; with stack=False it is" * is_stack
+        yield f"leaf '{path}': {fitting.name_of(space)} is not supported in actions{advice}"
+
+
+def num_options(space: gym.Space) -> np.ndarray:
+    """The number of values of each entry of a Discrete or MultiDiscrete space."""
+    return np.asarray(space.n if isinstance(space, spaces.Discrete) else space.nvec)
+
+
+def meaning(script: ModuleType, env: gym.Env, parts: list) -> tuple[str, ...]:
+    """What must be the same for all environments, of observations and of actions, and both spaces:
+    all but the bounds of what is observed, and the number of rows to choose from."""
+    inputs = []
+    for leaf in script.leaves_of(env.observation_space):
+        if leaf.is_input:
+            inputs.append((leaf.path, leaf.group, re.sub(r"Box\([^(]*", "", str(leaf.space))))
+    done = [part if part.group is None else part._replace(n=0) for part in parts]
+    action = str(env.action_space)
+    if any(part.group is not None for part in parts):
+        action = re.sub(r"Discrete\([^,)]*", "", action)
+    shown = fitting.name_of(env.observation_space), fitting.name_of(env.action_space)
+    return f"{inputs}", f"{done} {action}", *shown
+
+
+def unlike(found: list[tuple[str, ...]]) -> Iterator[str]:
+    """Which entries of --env-kwargs are not for one network, by their meanings."""
+    texts = list(zip(*found))
+    for name, meanings, shown in zip(("observation", "action"), texts, texts[2:]):
+        if len(set(meanings)) > 1:
+            yield f"--env-kwargs: not all entries have the {name} space {shown[0]}: {list(shown)}"
+
+
+# ---- Observations ----
+def unreadable(
+    script: ModuleType, space: gym.Space, obs: Any, path: str = ""
+) -> Iterator[tuple[str, str]]:
+    """(path of a leaf that cannot be read, what its observation is)."""
+    keys = fitting.keys_of(space)
+    for k in keys:
+        name = f"{path}.{k}".removeprefix(".")
+        try:
+            child = obs[k]
+        except Exception as problem:  # of many kinds
+            yield name, f"{text_of(problem)}; {fitting.shown(obs)} where {list(keys)} is declared"
+            return
+        yield from unreadable(script, space[k], child, name)
+    try:
+        arrays = [] if keys else script.arrays_of(space, obs)
+        for array in arrays:
+            np.array(array)
+    except Exception as problem:  # of many kinds
+        text = (
+            f"{text_of(problem)}; {fitting.shown(obs)} where {fitting.name_of(space)} is declared"
+        )
+        if isinstance(space, spaces.Graph):
+            text += "; to_graph_instance of cleanrl_graph.envs.pyg makes one of PyG's or networkx's"
+        yield script.leaves_of(space, path)[0].path, text
+
+
+def wrong_form(leaf: Any, rows: np.ndarray) -> Iterator[tuple[str, str]]:
+    """(path, what is wrong) with dtype and shape of an array, which are not those of the leaf."""
+    kinds = "biu" if leaf.dtype.kind in "biu" else "biuf"
+    if rows.ndim == 0 or rows.shape[1:] != leaf.space.shape or rows.dtype.kind not in kinds:
+        found = form(rows.dtype, rows.shape, leaf)
+        needed = form(leaf.space.dtype, ("rows", *leaf.space.shape), leaf)
+        yield leaf.path, f"{found} where {needed} is declared"
+
+
+def form(dtype: np.dtype, shape: tuple, leaf: Any) -> str:
+    """Of the rows of a leaf, in words; where it is not ragged there is one."""
+    return f"dtype {dtype}, shape {shape if leaf.is_ragged else shape[1:]}"
+
+
+def unlike_rows(path: str, num: np.ndarray, group: str, counts: dict) -> Iterator[tuple[str, str]]:
+    """(path, what is wrong) where a leaf has not as many rows as its group."""
+    if (num != counts[group]).any():
+        advice = "; --action-head says which rows are chosen from" * (path == "action_mask")
+        yield path, f"{num[0]} rows where '{group}' has {counts[group][0]}{advice}"
+
+
+def wrong_pairs(counts: dict, pairs: dict) -> Iterator[tuple[str, str]]:
+    """(path, what is wrong) with the numbers of rows of masks that have one for each pair."""
+    for path, ways in pairs.items():
+        products = [math.prod(counts.get(factor, factor) for factor in way) for way in ways]
+        if not any((counts[path] == product).all() for product in products):
+            names = " or ".join(" x ".join(map(str, way)) for way in ways)
+            needed = " or ".join(str(product[0]) for product in products)
+            yield path, f"{counts[path][0]} rows where {names} has {needed}"
+
+
+def wrong_values(leaf: Any, values: np.ndarray, counts: dict) -> Iterator[str]:
+    """What is wrong with values and ids."""
+    bad = out_of_range(leaf, values, counts)
+    if bad.any():
+        where = f" in row {np.argwhere(bad)[0][0]}" if leaf.is_ragged else ""
+        yield f"value {values[bad][0]}{where}{allowed(leaf, values, bad, counts)}"
+    if leaf.path == "node_ids":
+        num = counts[leaf.group]
+        for own in np.split(values, num.cumsum()[:-1]):
+            ids, times = np.unique(own, return_counts=True)
+            if (times > 1).any():
+                value = ids[times > 1][0]
+                again = np.flatnonzero(own == value)[1]
+                yield f"the id {value} occurs twice, at index {again} again"
+
+
+def wrong_numbers(leaf: Any, counts: dict, parts: list[list], is_last: bool) -> Iterator[str]:
+    """What is wrong with the numbers of rows to choose from: an episode's last observation, of
+    which only the value is needed, may have none."""
+    num = counts[leaf.group]
+    for k, part in enumerate(parts[0]):
+        if part.group != leaf.group:
+            continue
+        most = np.array([own[k].n for own in parts])[: len(num)]
+        acts = counts[part.rows] > 0
+        if (((num == 0) & acts & (not is_last)) | (num > most)).any():
+            needed = f"give 1 to {most[0]} rows, none only where this step ends the episode"
+            yield f"{num[0]} rows to choose from, the action space has {most[0]}: {needed}"
+
+
+def out_of_range(leaf: Any, values: np.ndarray, counts: dict) -> np.ndarray:
+    """Where the values of a leaf are not finite, no node of their graph, no category, or not of its
+    dtype, in which they would become others."""
+    if leaf.dtype.kind == "f":
+        return ~(np.abs(values) <= FLOAT32)
+    if leaf.is_links:
+        num = counts[leaf.nodes].repeat(counts[leaf.group])[:, None]
+        return (values < 0) | (values >= num)
+    if isinstance(leaf.space, DISCRETE):
+        low = leaf.space.start
+        return (values < low) | (values >= low + num_options(leaf.space))
+    cast = values.astype(leaf.space.dtype)  # uint16 is kept as int64
+    return (cast != values) | (values.astype(leaf.dtype) != values)
+
+
+def allowed(leaf: Any, values: np.ndarray, bad: np.ndarray, counts: dict) -> str:
+    """What may stand where the first bad value does, for the end of a sentence."""
+    if leaf.dtype.kind == "f":
+        return " exceeds float32" * bool(np.isfinite(values[bad][0]))
+    if leaf.is_links:
+        return f" of a graph with {counts[leaf.nodes][0]} nodes"
+    if isinstance(leaf.space, DISCRETE):
+        low = np.broadcast_to(leaf.space.start, values.shape)[bad][0]
+        num = np.broadcast_to(num_options(leaf.space), values.shape)[bad][0]
+        return f"; {fitting.name_of(leaf.space)} has {low} to {low + num - 1}"
+    return f"; {leaf.space.dtype} is declared"
+
+
+# ---- Masks ----
 def with_row_mask(script: ModuleType, env: gym.Env, head: str) -> gym.Space:
     """The observation space. Where --action-head makes a Discrete action the choice of a row, a
     mask of as many entries as there are options is one of rows, padded."""
@@ -805,128 +883,6 @@ def rows_of_masks(parts: list) -> tuple[dict, dict]:
         else:
             named[part.mask] = part.group
     return named, pairs
-
-
-def unreadable(script: ModuleType, space: gym.Space, get: Callable, path: str = "") -> str | None:
-    """The first leaf of what `get` returns that cannot be read."""
-    try:
-        for array in script.arrays_of(space, get()):
-            np.array(array)
-        return None
-    except Exception:  # of many kinds
-        for k in fitting.keys_of(space):
-            name = f"{path}.{k}".removeprefix(".")
-            found = unreadable(script, space[k], lambda k=k: get()[k], name)
-            if found:
-                return found
-        return script.leaves_of(space, path)[0].path
-
-
-def wrong_form(leaf: Any, rows: np.ndarray) -> Iterator[tuple[str, str]]:
-    """(path, what is wrong) with dtype and shape of an array, which are not those of the leaf."""
-    allowed = "biu" if leaf.dtype.kind in "biu" else "biuf"
-    own = rows.shape
-    if own and own[1:] == leaf.space.shape and rows.dtype.kind in allowed:
-        return
-    found = form(rows.dtype, own, leaf)
-    needed = form(leaf.space.dtype, ("rows", *leaf.space.shape), leaf)
-    is_turned = leaf.is_links and rows.ndim == 2 and len(rows) == 2
-    advice = is_turned * "; transpose: rows are edges"
-    if own == (0,):
-        advice = f"; no rows are np.zeros({(0, *leaf.space.shape)}, np.{leaf.space.dtype})"
-    yield leaf.path, f"{found} where {needed} is declared{advice}"
-
-
-def wrong_counts(leaves: list, counts: dict, named: dict, pairs: dict) -> Iterator[tuple[str, str]]:
-    """(path, what is wrong) with the numbers of rows of masks and node_ids."""
-    for path, group in named.items():
-        num = counts[path]
-        if (num != counts[group]).any():
-            edges = [counts[leaf.group][0] for leaf in leaves if leaf.is_links]
-            is_mask = path == "action_mask" and num[0] in edges
-            advice = ": for a mask of edges give --action-head edges" if is_mask else ""
-            yield path, f"{num[0]} rows where '{group}' has {counts[group][0]}{advice}"
-    yield from wrong_pairs(counts, pairs)
-
-
-def wrong_pairs(counts: dict, pairs: dict) -> Iterator[tuple[str, str]]:
-    """(path, what is wrong) with the numbers of rows of masks that have one for each pair."""
-    for path, ways in pairs.items():
-        products = [math.prod(counts.get(factor, factor) for factor in way) for way in ways]
-        if not any((counts[path] == product).all() for product in products):
-            names = " or ".join(" x ".join(map(str, way)) for way in ways)
-            needed = " or ".join(str(product[0]) for product in products)
-            yield path, f"{counts[path][0]} rows where {names} has {needed}"
-
-
-def form(dtype: np.dtype, shape: tuple, leaf: Any) -> str:
-    """Of the rows of a leaf, in words; where it is not ragged there is one."""
-    return f"dtype {dtype}, shape {shape if leaf.is_ragged else shape[1:]}"
-
-
-def wrong_values(leaf: Any, values: np.ndarray, counts: dict) -> Iterator[str]:
-    """What is wrong with values and ids."""
-    bad = out_of_range(leaf, values, counts)
-    if bad.any():
-        where = f" in row {np.argwhere(bad)[0][0]}" if leaf.is_ragged else ""
-        if leaf.is_links:
-            where += f" of a graph with {counts[leaf.nodes][0]} nodes"
-        yield f"value {values[bad][0]}{where}{allowed(leaf, values, bad)}"
-    num = counts[leaf.group]
-    if leaf.path == "node_ids":
-        env = np.arange(len(num)).repeat(num)  # of each row
-        _, numbers = np.unique(values, return_inverse=True)
-        numbers = numbers.reshape(len(values), math.prod(leaf.space.shape))
-        keys = (numbers + numbers.size * env[:, None]).ravel()
-        again = np.delete(np.arange(len(keys)), np.unique(keys, return_index=True)[1])
-        if len(again):
-            yield f"the id {values.flat[again[0]]} occurs twice, at index {again[0]} again"
-
-
-def wrong_numbers(leaf: Any, counts: dict, parts: list[list], is_last: bool) -> Iterator[str]:
-    """What is wrong with the numbers of rows to choose from: an episode's last observation, of
-    which only the value is needed, may have none."""
-    num = counts[leaf.group]
-    for k, part in enumerate(parts[0]):
-        if part.group != leaf.group:
-            continue
-        most = np.array([own[k].n for own in parts])[: len(num)]
-        acts = counts[part.rows] > 0
-        if (((num == 0) & acts & (not is_last)) | (num > most)).any():
-            needed = f"give 1 to {most[0]} rows, none only where this step ends the episode"
-            yield f"{num[0]} rows to choose from, the action space has {most[0]}: {needed}"
-
-
-def out_of_range(leaf: Any, values: np.ndarray, counts: dict) -> np.ndarray:
-    """Where the values of a leaf are not finite, no node of their graph, no category, or not of its
-    dtype, in which they would become others."""
-    if leaf.dtype.kind == "f":
-        return ~(np.abs(values) <= FLOAT32)
-    low = 0
-    if leaf.is_links:
-        high = counts[leaf.nodes].repeat(counts[leaf.group])[:, None]
-    elif isinstance(leaf.space, DISCRETE):
-        low = leaf.space.start
-        high = low + num_options(leaf.space)
-    else:
-        if values.dtype == leaf.dtype == leaf.space.dtype:
-            return np.zeros(values.shape, bool)
-        cast = values.astype(leaf.space.dtype)  # uint16 is kept as int64
-        return (cast != values) | (values.astype(leaf.dtype) != values)
-    return (values < low) | (values >= high)
-
-
-def allowed(leaf: Any, values: np.ndarray, bad: np.ndarray) -> str:
-    """What may stand where the first bad value does, for the end of a sentence."""
-    if leaf.dtype.kind == "f":
-        return bool(np.isfinite(values[bad][0])) * " exceeds float32"
-    if leaf.is_links:
-        return (len(values) == 2) * "; if it is transposed: rows are edges"
-    if isinstance(leaf.space, DISCRETE):
-        low = np.broadcast_to(leaf.space.start, values.shape)[bad][0]
-        num = np.broadcast_to(num_options(leaf.space), values.shape)[bad][0]
-        return f"; {fitting.name_of(leaf.space)} has {low} to {low + num - 1}"
-    return f"; {leaf.space.dtype} is declared"
 
 
 def all_masked(mask: np.ndarray, counts: dict, group: str, part: Any) -> np.ndarray:

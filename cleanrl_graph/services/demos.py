@@ -41,7 +41,7 @@ import numpy as np
 from gymnasium import spaces
 from tqdm import tqdm
 
-from cleanrl_graph.envs.fitting import Fitted, keys_of, unplayed
+from cleanrl_graph.envs.fitting import keys_of
 from cleanrl_graph.services import import_first
 from cleanrl_graph.services.check import entries, plain
 from cleanrl_graph.services.process import whole
@@ -77,13 +77,6 @@ def action_columns(space: gym.Space, action: Any) -> list[float]:
     return sum([action_columns(space[k], action[k]) for k in keys], [])
 
 
-def as_scripts_act(env: gym.Env, action: Any) -> Any:
-    """An action of the environment as one of the space that services give to scripts."""
-    while isinstance(env, gym.Wrapper) and not isinstance(env, Fitted):
-        env = env.env
-    return unplayed(env.env.action_space, action) if isinstance(env, Fitted) else action
-
-
 def record(envs: Any, policy: Policy, num_episodes: int, seed: int) -> dict[str, np.ndarray]:
     """The arrays of the file, but for format, env_id and env_kwargs, of a policy in the script's
     `envs`, which check each observation: an episode in each of them in turn."""
@@ -100,7 +93,7 @@ def record(envs: Any, policy: Policy, num_episodes: int, seed: int) -> dict[str,
         ended = False
         while not ended:
             flats.append(envs.collate([envs.read(obs)]))
-            action = as_scripts_act(env, policy(env.unwrapped, obs, rng))
+            action = policy(env.unwrapped, obs, rng)
             actions.append(action_columns(env.action_space, action))
             obs, reward, terminated, truncated, _ = env.step(action)
             outcomes.append([reward, terminated, truncated])

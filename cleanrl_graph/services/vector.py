@@ -13,7 +13,6 @@ returns the first one of the next episode: `Step.is_step` says that this row is 
 import contextlib
 import importlib
 from collections.abc import Callable, Iterator
-from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -25,7 +24,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
-from cleanrl_graph.envs import fitting, wrappers
+from cleanrl_graph.envs import wrappers
 from cleanrl_graph.envs.fitting import say
 from cleanrl_graph.services import check, checkpoint, metrics
 from cleanrl_graph.services.check import FLOAT32, UsageError, explained, text_of
@@ -87,8 +86,7 @@ def make(args: Any, num_envs: int = 0) -> VectorEnv:
             env = function(num_envs=size, **args.env_kwargs)
         else:
             mode = args.vectorization_mode
-            make = partial(gym.make_vec, env_id, size, mode, **args.env_kwargs)
-            env = wrappers.registered(env_id, make)
+            env = gym.make_vec(env_id, size, mode, **args.env_kwargs)
     except (Exception, SystemExit) as problem:
         raise explained(f"--env-id {args.env_id}, {FLAG}", problem) from None
     name = f"--env-id {args.env_id}"
@@ -231,7 +229,6 @@ class VectorEnvs:
         self.metric_names = None  # of the last episode
         self.space = env.single_observation_space
         self.action_space = env.single_action_space
-        check.refuse(fitting.unread(self.space))
         self.leaves = script.leaves_of(self.space)
         seen = check.for_policy(self.leaves, args)
         for own in (self.leaves, seen):
@@ -305,7 +302,7 @@ class VectorEnvs:
         said = info_of({name: info[name] for name in names & set(info)}, i)
         said = metrics.own_metrics(check.own_report(said))
         problems = [
-            *check.wrong_report(said.get("eval", {}), None),
+            *check.wrong_report(said.get("eval", {})),
             *metrics.wrong_metrics(said, self.metric_names),
         ]
         check.refuse(f"{self.place(i)}: {problem}" for problem in problems)

@@ -1,10 +1,8 @@
 """Environments that nobody of this project wrote: a life of Atari is an episode and the log has the
-game's score, returns are those of gymnasium's own record, and job-shop-lib and POPGym train where
-they are installed (benchmark/third_party.sh)."""
+game's score, and returns are those of gymnasium's own record."""
 
 import sys
 from functools import partial
-from pathlib import Path
 
 import gymnasium as gym
 import helpers
@@ -13,13 +11,9 @@ import pytest
 from gymnasium import spaces
 from helpers import run, small_args
 
-from cleanrl_graph import ppo_framestack, ppo_graph, ppo_lstm_sparse
+from cleanrl_graph import ppo_framestack, ppo_graph
 from cleanrl_graph.envs import atari
 from cleanrl_graph.services import check
-
-BENCHMARK = Path(__file__).parents[2] / "benchmark"
-sys.path[:0] = [str(BENCHMARK), str(BENCHMARK / "third_party")]
-NEEDS = "is not a requirement of this project; benchmark/third_party.sh installs it"
 
 
 # ---- Atari-v0 on a fake game ----
@@ -156,6 +150,28 @@ def test_returns_of_record_episode_statistics(envs_of):
         assert info["episode"]["r"] == info["episode"]["l"] < 20
 
 
+def test_a_limit_around_a_record():
+    """It ends an episode that the record inside goes on with, also within a life of a game."""
+
+    def make():
+        env = gym.wrappers.RecordEpisodeStatistics(NobodyCounts(9, {"lives": 2}))
+        return gym.wrappers.TimeLimit(env, 3)
+
+    envs = helpers.make_envs([make])
+    envs.reset(0)
+    infos = [envs.step([0]).infos for _ in range(3)]
+    assert infos == [[], [], [(0, {"episode": {"r": 6.0, "l": 3}})]]
+
+
+def test_no_info():
+    """A step may return None; gymnasium's own record would fail."""
+    args = small_args(env_id="NobodyCounts-v0", env_kwargs={"length": 2})
+    envs = helpers.make_envs([partial(check.make_env, ppo_graph, args)])
+    envs.envs[0].unwrapped.info = None
+    envs.reset(0)
+    assert [len(envs.step([0]).infos) for _ in range(4)] == [0, 1, 0, 1]
+
+
 class OwnRecord(gym.Wrapper):
     """Its attributes are named as those of RecordEpisodeStatistics and mean something else, as
     those of Stable-Baselines3's Monitor: one entry for each episode that has ended."""
@@ -205,62 +221,3 @@ def test_attributes_that_are_no_record(has_services, env_id):
         num = min(length, 5)
         assert (info["episode"]["r"], info["episode"]["l"]) == (2 * num, num)
         assert ("cut" in info) == (num < length)
-
-
-# ---- The packages themselves ----
-def need(*modules):
-    for module in modules:
-        pytest.importorskip(module, reason=f"{module} {NEEDS}")
-
-
-def make_envs(env_id, num_envs=2, **kwargs):
-    args = small_args(env_id=env_id, env_kwargs=kwargs)
-    makers = [partial(check.make_env, ppo_graph, args, i) for i in range(num_envs)]
-    return helpers.make_envs(makers)
-
-
-def play(envs, num_steps, rng):
-    """The Step of the first observations and those of so many random steps; masks are obeyed."""
-    steps = [envs.reset(5)]
-    for _ in range(num_steps):
-        actions = []
-        for arrays in envs.rows:
-            mask = [array for leaf, array in zip(envs.leaves, arrays) if leaf.path == "action_mask"]
-            envs.action_space.seed(int(rng.integers(2**31)))
-            if mask:
-                actions.append(int(rng.choice(np.flatnonzero(mask[0]))))
-            else:
-                actions.append(envs.action_space.sample())
-        steps.append(envs.step(actions))
-    return steps
-
-
-@pytest.mark.parametrize("kwargs", [{}, {"instance": "ft06"}])
-def test_job_shop_lib(kwargs):
-    """Graphs that shrink, masks, a return of minus the makespan, seeds that repeat."""
-    need("job_shop_lib")
-    make = partial(make_envs, "job_shop_lib_graphs:JobShopLib-v0", **kwargs)
-    first, second = (play(make(), 80, np.random.default_rng(0)) for _ in range(2))
-    for a, b in zip(first, second):
-        assert all(map(np.array_equal, a.obs.values, b.obs.values))
-    infos = [info for step in first for _, info in step.infos]
-    assert infos and all(info["episode"]["r"] == -info["eval"]["cost"] for info in infos)
-    if kwargs.get("instance"):
-        for info in infos:
-            assert info["episode"]["l"] == 36
-            assert info["eval"]["cost"] >= info["eval"]["best_known"] == 55
-    assert len({num[0] for step in first for num in step.obs.counts.values()}) > 3
-
-
-@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_all_of_popgym(part, tmp_path):
-    """Every environment that POPGym registers constructs, steps and resets; the policy computes the
-    same when it collects and when it trains. Those whose names are Easy are tried always."""
-    need("popgym")
-    ids = sorted(env_id for env_id in gym.registry if env_id.startswith("popgym-"))
-    assert len(ids) >= 40  # 48 with mazelib
-    flags = dict(num_envs=2, num_steps=30, lstm_dim=8, num_minibatches=1, update_epochs=1)
-    for env_id in [name for name in ids if name.endswith("Easy-v0") == (part == 0)]:
-        own = dict(env_id=f"popgym:{env_id}", total_timesteps=60)
-        log = run(tmp_path / env_id, ppo_lstm_sparse, **own, **flags).scalars
-        assert log["debug/collection_mismatch"][0][1] < 1e-5, env_id

@@ -4,7 +4,6 @@ checkpoints."""
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -29,7 +28,6 @@ from processes import (
 from torch.utils.tensorboard import SummaryWriter
 from walks import Faulty, Forgetful, NoPickle, OnClass
 
-from cleanrl_graph import ppo_graph
 from cleanrl_graph.services import checkpoint, runs
 from cleanrl_graph.services.check import UsageError
 from cleanrl_graph.services.plot import episodes_of
@@ -284,13 +282,6 @@ def test_auto_after_the_end(tmp_path):
     assert newest(tmp_path) == 192 and len(log_of(folder)["losses/value_loss"]) == 8
 
 
-def test_no_checkpoints(tmp_path):
-    """--checkpoint-every 0 writes none, and tries no copies."""
-    folder = train(tmp_path, checkpoint_every=0, env_id="NoPickle-v0")
-    names = sorted(path.name.split(".")[0] for path in folder.iterdir())
-    assert names == ["args", "episodes", "events", "lock", "model"]
-
-
 # ---- Signals ----
 @pytest.mark.parametrize(
     "number, script, workers",
@@ -351,33 +342,6 @@ def test_no_orphans(fault, tmp_path):
     assert len(workers) == 2
 
 
-@pytest.mark.slow
-def test_the_command_line(tmp_path, own_module):
-    """Ctrl-C exits with 130 and no traceback; the run goes on bit by bit."""
-    flags = "--env-id walk:Walk-v0 --num-envs 3 --num-steps 8 --total-timesteps 96000 --no-cuda "
-    flags += "--hidden-dims 16 --gnn-dim 8 --gnn-layers 2 --num-minibatches 2 --update-epochs 2 "
-    flags += f"--eval-episodes 0 --no-anneal-lr --save-model --run-dir {tmp_path / 'b'}"
-    process = subprocess.Popen(
-        [sys.executable, ppo_graph.__file__, *flags.split()],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        start_new_session=True,
-    )
-    wait_for(lambda: any(path.stat().st_size for path in tmp_path.glob("b/*/events*")), 100)
-    time.sleep(0.3)
-    os.killpg(process.pid, signal.SIGINT)
-    error = process.communicate()[1]
-    assert process.returncode == 130 and "Traceback" not in error
-    assert "SIGINT: stops after this update" in error
-    begun_earlier(tmp_path / "b")
-    same = dict(env_id="walk:Walk-v0", anneal_lr=False, checkpoint_every=100)
-    total = newest(tmp_path / "b") + 48
-    assert 48 < total < 96000
-    train(tmp_path / "b", resume="auto", total_timesteps=total, **same)
-    assert_same(tmp_path / "b", train(tmp_path / "a", total_timesteps=total, **same))
-
-
 # ---- Faults in environments ----
 @pytest.mark.parametrize(
     "fault, workers, sentence",
@@ -436,17 +400,6 @@ gym.register("Hopeless-v0", entry_point=Hopeless)
 
 
 # ---- Bad numbers ----
-def test_network_that_diverges(tmp_path):
-    """NaN stops the run at the end of its update, before anything is saved."""
-    flags = dict(learning_rate=1e30, checkpoint_every=1, anneal_lr=False, **STATELESS)
-    with pytest.raises(ValueError, match=r"update \d: losses/\w+ is (nan|inf).*--learning-rate"):
-        train(tmp_path, **flags)
-    (folder,) = tmp_path.iterdir()
-    assert not (folder / "model.pt").exists() and (folder / "failed").exists()
-    for path in folder.glob("*.ckpt"):
-        assert all(value.isfinite().all() for value in checkpoint.read(str(path))["model"].values())
-
-
 def test_weights_that_are_not_finite_are_not_saved(tmp_path, monkeypatch):
     """Although the losses of the last minibatch were."""
     original, calls = torch.optim.Adam.step, []

@@ -215,6 +215,6 @@ def test_padded_mask(tmp_path):
         assert policy(obs) < len(obs["graph"].nodes)
     text = "\n".join(said(tmp_path / "b", **flags))
     assert CHOICE in text and "warning" not in text
-    words = "env 0, step 0, leaf 'action_mask': option 5 is allowed, th"
+    words = "env 0, leaf 'action_mask', step 0: option 5 is allowed, th"
     with pytest.raises(UsageError, match=words):
         make_envs([lambda: Padded(beyond=5)], action_head="nodes").reset(0)

@@ -38,7 +38,7 @@ measure lstm_kernels.py --repeats 3 --out $RESULTS/tables.md#lstm_kernels
 measure attention.py --parts memory --out $RESULTS/tables.md#attention
 measure attention.py --parts sps --rounds 1 --total-timesteps 8192 --peer-python "$TRXL_PYTHON" \
     --peer-script "$CLEANRL/ppo_trxl.py" --out $RESULTS/tables.md#trxl
-measure vector_envs.py --rounds 3 --out $RESULTS/tables.md#vector_envs
+measure vector_envs.py --rounds 3 --decisions 65536 --training-decisions 4096 --out $RESULTS/tables.md#vector_envs
 measure cartpole_vs_cleanrl.py --rounds 5 --total-timesteps 50000 --cleanrl "$CLEANRL/ppo.py" --out $RESULTS/tables.md#cartpole
 measure time_to_475.py --rounds 2 --cleanrl "$CLEANRL/ppo.py" --out $RESULTS/tables.md#time_to_475
 

@@ -325,7 +325,7 @@ def test_each_episode_alone(name, observation, action, more, num=5):
     is cut in time for `num` minibatches."""
     script, flags = script_of(name)
     flags = any_env(name, observation, action) | flags | more
-    flags |= dict(num_steps=15, norm_obs=False, num_minibatches=num)
+    flags |= dict(num_steps=10, norm_obs=False, num_minibatches=num)
     kwargs = flags.pop("env_kwargs")
     part = begun(script, [lambda: AnyEnv(**kwargs)] * 3, **flags)
     alone, num_cut = {}, 0
@@ -354,7 +354,7 @@ def test_each_episode_alone(name, observation, action, more, num=5):
                 torch.testing.assert_close(value, part.next_values[i], atol=1e-5, rtol=1e-5)
         parts = list(part.memory.minibatches(np.random.default_rng(0), num))
         assert len(parts) == num
-        assert sorted(np.concatenate([idx for idx, _ in parts])) == list(range(45))
+        assert sorted(np.concatenate([idx for idx, _ in parts])) == list(range(30))
         for idx, inputs in parts:
             _, log_prob, _, value = part.agent(*inputs)
             assert (log_prob - part.log_probs[idx]).abs().max() < 1e-5

@@ -294,21 +294,15 @@ def checked_parts(action_space, observation_space, **flags):
     return make_envs([make], **flags).parts[0]
 
 
-def list_envs(observation_space, observations, script=ppo_graph, **kwargs):
-    """A script's own Envs, without services, that return observations[t][i] of step t and
-    environment i; `kwargs` are those of ListEnv."""
+def stored(observation_space, observations):
+    """(Storage, leaves) that hold observations[t][i] of step t and environment i, sent through
+    ppo_graph.py's own Envs."""
     makers = [
-        lambda i=i: ListEnv(observation_space, [row[i] for row in observations], **kwargs)
+        lambda i=i: ListEnv(observation_space, [row[i] for row in observations])
         for i in range(len(observations[0]))
     ]
-    return script.Envs(makers)
-
-
-def stored(observation_space, observations, device="cpu", **kwargs):
-    """(Storage, leaves) that hold observations[t][i] of step t and environment i, sent through
-    Envs; `kwargs` are those of ListEnv."""
-    envs = list_envs(observation_space, observations, **kwargs)
-    storage = ppo_graph.Storage(envs.leaves, torch.device(device))
+    envs = ppo_graph.Envs(makers)
+    storage = ppo_graph.Storage(envs.leaves, torch.device("cpu"))
     storage.append(envs.reset(0).obs)
     for _ in observations[1:]:
         storage.append(envs.step([0] * len(envs.envs)).obs)
@@ -523,6 +517,18 @@ def accelerated(base):
             return step
 
     return Run
+
+
+class Writer:
+    """Stands for TensorBoard's: step -> tag -> value of what is logged of each update."""
+
+    def __init__(self, logged: dict):
+        self.logged = logged
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        self.logged.setdefault(step, {})[tag] = float(value)
+
+    add_text = flush = close = lambda self, *args: None
 
 
 class Record(NamedTuple):

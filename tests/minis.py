@@ -64,7 +64,7 @@ class Noted(gym.Env):
             Step(
                 obs=before,
                 begins=self.begins,
-                action=int(action),
+                action=int(action - self.action_space.start),
                 reward=reward,
                 terminated=flags[0],
                 truncated=flags[1],
@@ -130,7 +130,7 @@ class Vectors(Noted):
     written anew at every step."""
 
     observation_space = vector(2, 2)
-    action_space = spaces.Discrete(3)
+    action_space = spaces.Discrete(3, start=1)
 
     def __init__(self, cut=0, endless=False):
         super().__init__(cut, endless)
@@ -141,8 +141,8 @@ class Vectors(Noted):
         return self.numbers
 
     def reward(self, action):
-        assert isinstance(action, np.int64)
-        return float(self.numbers[0, action % 2]) * (1 + int(action))
+        assert isinstance(action, np.int64) and action in self.action_space
+        return float(self.numbers[0, action % 2]) * int(action)
 
 
 for edges in EDGES:

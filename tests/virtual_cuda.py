@@ -32,6 +32,7 @@ from unittest import mock
 import torch
 import torch._dynamo  # before anything is patched
 import torchgen
+from helpers import Writer, accelerated
 from minis import execute
 from torch import Tensor
 from torch.utils.cpp_extension import include_paths, library_paths
@@ -391,16 +392,6 @@ def install() -> None:
 
 
 # ---- Runs of a script ----
-class Writer:
-    """Stands for TensorBoard's: step -> tag -> value of what is logged of each update."""
-
-    def __init__(self, logged: dict):
-        self.logged = logged
-
-    def add_scalar(self, tag: str, value: float, step: int) -> None:
-        self.logged.setdefault(step, {})[tag] = float(value)
-
-    add_text = flush = close = lambda self, *args: None
 
 
 def train(script, **flags) -> tuple[dict[int, dict[str, float]], dict]:
@@ -408,8 +399,6 @@ def train(script, **flags) -> tuple[dict[int, dict[str, float]], dict]:
     meanwhile). Environments are checked, layers are the faster ones; there are no checkpoints.
     "collector" is what ppo_graph_async.py's second process told its device, None without one. A
     script without a function `train`, one of the short ones, runs as a command."""
-    from helpers import accelerated
-
     log.clear()
     logged, told = {}, None
     if not hasattr(script, "train"):

@@ -21,6 +21,7 @@ from helpers import (
     make_envs,
     run,
     run_folder,
+    same_weights,
     small_args,
     train_events,
     vector,
@@ -64,11 +65,6 @@ def outcomes(rollout):
         dones=np.stack([step.terminated | step.truncated for step in steps]),
         cut=np.flatnonzero(np.stack([step.truncated for step in steps])),
     )
-
-
-def assert_same(a, b):
-    assert list(a) == list(b)
-    assert all(torch.equal(a[name], b[name]) for name in a)
 
 
 # ---- The correction ----
@@ -132,8 +128,7 @@ def values_of(agent, storage, num):
     "observation, flags",
     [
         ("mixed", {}),
-        ("vector", {"max_lag": 2}),
-        ("vector", {"gae_lambda": 0.5}),
+        ("vector", {"max_lag": 2, "gae_lambda": 0.5}),
         ("graph_edges", {"vf_coef": 0.0, "ent_coef": 0.0}),
     ],
 )
@@ -205,9 +200,7 @@ def test_no_lag_is_ppo_graph(tmp_path):
 
 
 # ---- What travels, and when ----
-@pytest.mark.parametrize(
-    "observation, num_workers", [("mixed", 0), ("mixed", 2), ("graph_categories", 0)]
-)
+@pytest.mark.parametrize("observation, num_workers", [("mixed", 0), ("graph_categories", 2)])
 def test_rollouts_arrive_bit_by_bit(observation, num_workers):
     """What the other process collected is what this one collects from the same seed."""
     env = dict(env_id="Random-v0", env_kwargs={"observation": observation})
@@ -240,25 +233,6 @@ def arrays_in(value):
     return [array for child in value for array in arrays_in(child)]
 
 
-def test_messages():
-    """Neither side waits while both send much, and arrays come back bit by bit. Where the other
-    side is gone, None comes after all that it sent."""
-    pipes = FORK.Pipe()
-    received = [script.listen(pipe, lambda: None) for pipe in pipes]
-    rng, shapes = np.random.default_rng(0), [(0,), (), (5, 3), (2**20,)]
-    sent = [rng.integers(0, 100, shape).astype(kind) for shape in shapes for kind in ("f4", "i8")]
-    for pipe in pipes:  # in one thread: nobody but `listen` can have taken what came
-        pipe.send(sent)
-    for messages in received:
-        for a, b in zip(messages.get(timeout=10), sent, strict=True):
-            assert a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-    ends, (here, there) = [], FORK.Pipe()
-    there.send("last")
-    there.close()
-    received = script.listen(here, lambda: ends.append(0))
-    assert received.get(timeout=10) == "last" and received.get(timeout=10) is None and ends == [0]
-
-
 @pytest.mark.parametrize(
     "max_lag, lags", [(0, [0] * 5), (1, [0, 1, 1, 1, 1]), (3, [0, 1, 2, 3, 3])]
 )
@@ -275,12 +249,11 @@ def test_lag(max_lag, lags, tmp_path):
 def test_runs_can_be_repeated(tmp_path, monkeypatch):
     """The same bits, whichever of the two processes is the slower one, with and without workers."""
     flags = dict(**RANDOM, total_timesteps=144, norm_obs=True, max_lag=2, save_model=True)
-    first = weights(run(tmp_path / "a", script, **flags).folder)
-    assert_same(first, weights(run(tmp_path / "b", script, **flags, num_workers=2).folder))
+    first = run(tmp_path / "a", script, **flags).folder
     ask, rng = script.Collector.ask, random.Random(0)
     late = lambda *args: time.sleep(0.1 * rng.random()) or ask(*args)
     monkeypatch.setattr(script.Collector, "ask", late)
-    assert_same(first, weights(run(tmp_path / "c", script, **flags).folder))
+    assert same_weights(first, run(tmp_path / "b", script, **flags, num_workers=2).folder)
 
 
 # ---- What stops a run ----
@@ -320,7 +293,6 @@ gym.register("Fails-v0", entry_point=Fails)
         ("raise", 0, "(?s)Traceback.*test_async.*the bridge is out.*env 0, step 30"),
         ("die with a process", 0, "the collector died with exit code -9"),
         ("die", 2, "step 30: the worker of envs 0 to 1 died with exit code -9"),
-        ("hang", 1, "step 30: the worker of envs 0 to 2 did not answer within --env-timeout 0.5 s"),
     ],
 )
 def test_errors_arrive(how, num_workers, text, tmp_path):
@@ -360,8 +332,7 @@ def saved_in(run_dir):
 @pytest.mark.parametrize(
     "number, group, env, workers",
     [
-        (signal.SIGTERM, False, POISSON, 2),
-        (signal.SIGINT, True, POISSON, 0),
+        (signal.SIGINT, True, POISSON, 2),
         (signal.SIGKILL, False, HANGS, 0),
         (signal.SIGTERM, True, HANGS, 0),
     ],
@@ -393,20 +364,18 @@ def test_signals_stop_both(number, group, env, workers, tmp_path):
 def test_resume(tmp_path, capfd):
     """It goes on from the last update; environments begin anew, with other seeds after a mark."""
     flags = dict(**RANDOM, checkpoint_every=2, anneal_lr=False, save_model=True)
+    folders = []
     for name in "abc":
-        first = run(tmp_path / name, script, total_timesteps=96, **flags)
+        folders.append(run(tmp_path / name, script, total_timesteps=96, **flags).folder)
         if name == "c":
-            (first.folder / "failed").write_text("UsageError: once\n")
+            (folders[-1] / "failed").write_text("UsageError: once\n")
         capfd.readouterr()
         args = small_args(script, **flags, run_dir=str(tmp_path / name), total_timesteps=168)
         services.run(script, args, resume="auto")
         assert capfd.readouterr().err.count("the environments begin new episodes") == 1
-    log = train_events(tmp_path / "a")
-    assert [step for step, _ in log["debug/lag"]] == [24 * k for k in range(1, 8)]
-    assert [value for _, value in log["debug/lag"]] == [0, 1, 1, 1, 0, 1, 1]
-    a, b, c = (weights(run_folder(tmp_path / name)) for name in "abc")
-    assert_same(a, b)
-    assert not all(torch.equal(a[name], c[name]) for name in a)
+    lags = train_events(tmp_path / "a")["debug/lag"]
+    assert lags == [(24 * (k + 1), lag) for k, lag in enumerate([0, 1, 1, 1, 0, 1, 1])]
+    assert same_weights(*folders[:2]) and not same_weights(*folders[1:])
     newest = checkpoint.read(saved_in(tmp_path / "a")[0])
     assert newest["global_step"] == 7 * 24 and newest["optimizer"]["state"][0]["step"] == 7 * 4
 

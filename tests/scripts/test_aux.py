@@ -1,8 +1,6 @@
 """ppo_graph_aux.py: demonstrations are read and cloned, the losses of cloning, reconstruction and
 prediction are those of loops over single steps, and each of them falls."""
 
-import json
-import shutil
 from functools import partial
 from types import SimpleNamespace
 
@@ -12,13 +10,10 @@ import pytest
 import torch
 from gymnasium import spaces
 from helpers import (
-    ACTIONS,
     OBSERVATIONS,
     RandomEnv,
     SmallEnv,
-    command,
     logged,
-    mismatch,
     run,
     same_weights,
     sample,
@@ -29,17 +24,15 @@ from helpers import (
 
 from cleanrl_graph import ppo_graph, services
 from cleanrl_graph import ppo_graph_aux as script
-from cleanrl_graph.envs import job_shop
 from cleanrl_graph.services import check, demos
 
 CPU = torch.device("cpu")
 SMALL_SHOP = dict(env_id="envs:JobShop-v0", env_kwargs={"jobs": 3, "machines": 3})
-CASES = [("vector", action, "flat", {}) for action in ACTIONS]
-CASES += [
-    ("embedded", "discrete", "flat", {}),
+CASES = [
+    ("vector", "multidiscrete", "mask", {}),
+    ("vector", "bits", "flat", {}),
     ("graph_categories", "discrete", "flat", {}),
     ("mixed", "mixed", "flat", {"autoregressive": True}),
-    ("vector", "multidiscrete", "mask", {}),
     ("graph_edges", "", "nodes", {}),
     ("set", "", "avail_actions", {}),
     ("graph_edges", "", "pair", {"autoregressive": True}),
@@ -100,38 +93,6 @@ def same(a, b):
     return all(map(torch.equal, a, b)) if isinstance(a, tuple) else torch.equal(a, b)
 
 
-# ---- The file ----
-
-
-def test_updates_of_cloning_need_demonstrations():
-    """--bc-updates alone would do nothing: that is refused without services, too."""
-    with pytest.raises(script.UsageError, match="^--bc-updates 3: give --demos, the file of what"):
-        script.main(script.Args(env_id="CartPole-v1", bc_updates=3, cuda=False))
-
-
-def test_recording(tmp_path):
-    """--record writes the actions of the rule, and a training reads them."""
-    kwargs, actions = {"jobs": [2, 3], "machines": [2, 3]}, []
-    flags = "--env-id envs:JobShop-v0 --demos demos.npz --seed 5 --env-kwargs".split()
-    flags += [json.dumps(kwargs)]
-    record = [*flags, "--record", "envs.job_shop:mwkr", "--record-episodes", 3]
-    code, out, _ = command(*record, script=script, cwd=tmp_path)
-    assert code == 0 and "demos.npz: 3 episodes, " in out
-    assert [path.name for path in tmp_path.iterdir()] == ["demos.npz"]
-    data, env = np.load(tmp_path / "demos.npz"), job_shop.JobShopEnv(**kwargs)
-    assert json.loads(str(data["env_kwargs"])) == kwargs
-    assert str(data["env_id"]) == "envs:JobShop-v0"
-    for episode in range(3):
-        env.reset(seed=5 if episode == 0 else None)
-        while env.num_left:
-            actions.append(job_shop.dispatch_rule(env, "MWKR"))
-            env.step(actions[-1])
-    assert data["actions"].tolist() == [[a] for a in actions] and data["terminated"].sum() == 3
-    small = "--total-timesteps 32 --num-envs 2 --num-steps 8 --gnn-dim 8 --eval-episodes 0"
-    code, out, err = command(*flags, *small.split(), "--no-cuda", script=script, cwd=tmp_path)
-    assert code == 0, err
-
-
 # ---- Cloning ----
 @pytest.mark.parametrize("observation, action, head, flags", CASES, **IDS)
 def test_cloning_loss(observation, action, head, flags, tmp_path):
@@ -164,10 +125,10 @@ ALONE = dict(pg_coef=0.0, vf_coef=0.0, ent_coef=0.0)  # by cloning
 
 
 def test_clones_a_dispatching_rule(tmp_path):
-    """MWKR is cloned from 40 episodes, by cloning alone and within seconds."""
+    """MWKR is cloned from 10 episodes, by cloning alone and within seconds."""
     env = dict(env_id="envs:JobShop-v0", env_kwargs={"jobs": [3, 4], "machines": [3, 3]})
     env["demos"] = str(tmp_path / "demos")
-    services.run(script, small_args(script, **env, record="envs.job_shop:mwkr", record_episodes=20))
+    services.run(script, small_args(script, **env, record="envs.job_shop:mwkr", record_episodes=10))
     flags = dict(num_envs=4, total_timesteps=640, update_epochs=4, learning_rate=1e-2)
     result = run(tmp_path / "runs", script, **env, **flags, **ALONE, bc_anneal=0.0)
     loss = logged(result, "losses/behaviour_cloning")
@@ -212,21 +173,19 @@ def test_warm_start(tmp_path, monkeypatch):
     assert len(losses) == 53
 
 
-@pytest.mark.parametrize("bc_updates", [0, 3])
-def test_warm_start_normalises(bc_updates, tmp_path):
+def test_warm_start_normalises(tmp_path):
     """With --norm-obs the statistics begin with those of the demonstrations."""
     path, env = demos_of(tmp_path)
-    args = small_args(script, **env, demos=path, norm_obs=True, bc_updates=bc_updates)
+    args = small_args(script, **env, demos=path, norm_obs=True, bc_updates=3)
     envs = script.Envs([partial(script.make_env, args)])
     agent = script.Agent(envs.leaves, envs.action_space, args)
     extras = script.Extras(agent, script.Storage(envs.leaves, CPU), args)
     extras.clone(torch.optim.Adam(agent.parameters()))
     (rows,) = agent.encoder.rows.values()
     seen = extras.demos.whole().values[0].double()
-    assert rows.count == (len(seen) if bc_updates else 0)
-    if bc_updates:
-        torch.testing.assert_close(rows.mean, seen.mean(0))
-        torch.testing.assert_close(rows.var, seen.var(0, unbiased=False))
+    assert rows.count == len(seen)
+    torch.testing.assert_close(rows.mean, seen.mean(0))
+    torch.testing.assert_close(rows.var, seen.var(0, unbiased=False))
 
 
 # ---- Reconstruction and prediction ----
@@ -415,9 +374,9 @@ CARTPOLE = dict(env_id="CartPole-v1")
 def test_losses_fall(aux, env, tmp_path, monkeypatch):
     """While PPO trains, on vectors and on graphs. The loss is the sum of what is logged, each with
     its coefficient."""
-    flags = dict(env, aux=aux, aux_coef=1.0, num_envs=8, num_steps=16, total_timesteps=2560)
+    flags = dict(env, aux=aux, aux_coef=1.0, num_envs=8, num_steps=16, total_timesteps=1280)
     losses = totals(monkeypatch)
-    log = run(tmp_path, script, **flags, update_epochs=4, learning_rate=3e-3, pg_coef=0.5).scalars
+    log = run(tmp_path, script, **flags, update_epochs=4, learning_rate=5e-3, pg_coef=0.5).scalars
     values = [value for _, value in log[f"losses/{aux}"]]
     assert np.mean(values[-4:]) < 0.8 * values[0], values
     coefs = {"policy_loss": 0.5, "value_loss": 0.5, "entropy": -0.01, aux: 1.0}
@@ -432,29 +391,3 @@ def test_without_auxiliary_losses_it_is_ppo_graph(tmp_path):
     (a, b) = (run(tmp_path / module.__name__, module, **flags) for module in (ppo_graph, script))
     assert a.scalars.pop("charts/SPS") and b.scalars.pop("charts/SPS") and a.scalars == b.scalars
     assert same_weights(a.folder, b.folder)
-
-
-@pytest.mark.parametrize("aux", ["reconstruct", "predict"])
-def test_collection_and_training_agree(aux, tmp_path):
-    """With all auxiliary losses the ratio is 1 before the first gradient step."""
-    path, env = demos_of(tmp_path, "mixed", "mixed")
-    flags = dict(env, autoregressive=True, aux=aux, demos=path, bc_anneal=0.0)
-    result = run(tmp_path / "runs", script, **flags)
-    assert mismatch(result) < 1e-5
-    for name in (f"losses/{aux}", "losses/behaviour_cloning"):
-        values = logged(result, name)
-        assert len(values) == 2 and np.isfinite(values).all()
-
-
-def test_resume(tmp_path):
-    """A run that is resumed ends with bitwise the same weights, the falling weight included."""
-    record = dict(record="envs.job_shop:mwkr", record_episodes=5)
-    services.run(script, small_args(script, **SMALL_SHOP, demos=str(tmp_path / "demos"), **record))
-    flags = dict(SMALL_SHOP, aux="predict", demos=str(tmp_path / "demos"), bc_anneal=1.0)
-    flags |= dict(total_timesteps=96, checkpoint_every=1, save_model=True)
-    folder = run(tmp_path / "runs", script, **flags).folder
-    whole = shutil.copytree(folder, tmp_path / "whole")
-    (folder / "model.pt").unlink()
-    args = small_args(script, **flags, run_dir=str(tmp_path / "runs"))
-    services.run(script, args, resume=str(folder / "checkpoint_000000000072.ckpt"))
-    assert same_weights(folder, whole)

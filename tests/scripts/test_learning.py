@@ -262,12 +262,14 @@ def test_every_kind_is_learned():
     assert kinds == [set(SCRIPTS), set(Show.observations), set(Show.actions)]
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_choice_of_a_node(tmp_path, workers):
-    """The node with most flagged in-neighbours; the optimum is 16."""
-    kwargs = {"num_features": 2}
-    sampled, greedy = learn(tmp_path, "envs:PoissonGraph-v0", kwargs, num_workers=workers)
-    assert sampled > 10 and greedy > 12
+@pytest.mark.parametrize(
+    "steps, least", [(8192, 8), pytest.param(20_000, 12, marks=pytest.mark.slow)]
+)
+def test_choice_of_a_node(tmp_path, steps, least):
+    """The node with most flagged in-neighbours; the optimum is 16, and chance earns 4.4."""
+    flags = {"num_features": 2}, ppo_graph
+    sampled, greedy = learn(tmp_path, "envs:PoissonGraph-v0", *flags, total_timesteps=steps)
+    assert sampled > least - 2 and greedy > least
 
 
 @pytest.mark.slow

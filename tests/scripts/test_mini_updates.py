@@ -369,7 +369,7 @@ def test_vectors(name, case, tmp_path, monkeypatch):
     compare(name, "MiniVectors-cut-v0", case, tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize("edges", ["none", "vectors", "kinds"])
+@pytest.mark.parametrize("edges", ["none", "kinds"])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_graphs(name, edges, tmp_path, monkeypatch):
     """Graphs without edges, and without nodes at a time limit; nodes that come back."""

@@ -2,7 +2,6 @@
 one's own that have the names of ours, and an installed package."""
 
 import importlib
-import json
 import os
 import re
 import shutil
@@ -16,13 +15,11 @@ import gymnasium as gym
 import pytest
 import shared_blocks
 from gymnasium.envs.registration import EnvSpec
-from helpers import MY_ENV, run_folder, small_args, train_events, weights
+from helpers import MY_ENV, run_folder, train_events, weights
 from packaging.requirements import Requirement
 
 import cleanrl_graph
 from cleanrl_graph import ppo_graph
-from cleanrl_graph.envs.toy import PoissonGraphEnv
-from cleanrl_graph.services import check
 
 ROOT = Path(cleanrl_graph.__file__).parents[1]
 SCRIPTS = {path.stem: path for path in shared_blocks.scripts()}
@@ -74,7 +71,7 @@ def test_alone_each_task_is_played(tmp_path, monkeypatch):
 
 
 # ---- A script that is copied and changed, and the services ----
-def test_copied_and_changed(tmp_path):
+def test_copied_and_changed(tmp_path, monkeypatch):
     """Where the package is installed a copy, here with other rewards, has all services; a program
     finds it beside itself."""
     old = "rewards[t] = step.reward\n"
@@ -86,22 +83,19 @@ def test_copied_and_changed(tmp_path):
     flags += ["--num-workers", "2", "--checkpoint-every", "1"]
     done = python("my_ppo.py", *flags, cwd=tmp_path, path=[ROOT])
     assert done.returncode == 0, done.stderr
-    assert "| **mean** |" in done.stdout
-    flags += ["--resume", "auto", "--total-timesteps", "512"]
-    done = python("my_ppo.py", *flags, cwd=tmp_path, path=[ROOT])
-    assert done.returncode == 0, done.stderr
-    assert "--resume auto: goes on from" in done.stdout
     folder = run_folder(tmp_path / "runs")
-    assert "__my_ppo__" in folder.name
-    assert max(folder.glob("*.ckpt")).stem == "checkpoint_000000000512"
+    assert "| **mean** |" in done.stdout and "__my_ppo__" in folder.name
+    assert max(folder.glob("*.ckpt")).stem == "checkpoint_000000000256"
     call = f"cleanrl_graph.load_policy('{folder / 'model.pt'}', script=my_ppo)"
     assert done.stdout.endswith(f"in a program: {call}\n")
-    program = f"import cleanrl_graph, my_ppo\npolicy, other = {call}, "
-    program += call.replace(", script=my_ppo", "") + "\nobs, _ = policy.make_env().reset()\n"
-    program += "print(policy.script.__name__, other.script.__name__, policy(obs))\n"
-    (tmp_path / "play.py").write_text(program)
-    done = python("play.py", cwd=tmp_path, path=[ROOT])
-    assert re.fullmatch(r"my_ppo my_ppo \d\n", done.stdout), done.stderr
+    monkeypatch.syspath_prepend(tmp_path)
+    names = {"cleanrl_graph": cleanrl_graph, "my_ppo": importlib.import_module("my_ppo")}
+    policy = eval(call, names)
+    obs, _ = policy.make_env().reset()
+    assert policy.script is names["my_ppo"] and 0 <= policy(obs) < 6
+    for name in ("my_ppo", "my_env"):
+        sys.modules.pop(name, None)
+    gym.registry.pop("Mine-v0", None)
 
 
 # ---- Modules of one's own ----
@@ -125,49 +119,20 @@ def check(env):
 """
 
 
-MODULE = pytest.param("module", "services/__init__.py", marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize("way, services", [("path", "services.py"), MODULE])
-def test_modules_of_ones_own(way, services, tmp_path):
+def test_modules_of_ones_own(tmp_path):
     """`envs` and `services` in the current folder are what these names import."""
     (tmp_path / "envs").mkdir()
     (tmp_path / "envs" / "__init__.py").write_text(OWN_ENVS)
-    (tmp_path / services).parent.mkdir(exist_ok=True)
-    (tmp_path / services).write_text("mine = 'yes'")
+    (tmp_path / "services.py").write_text("mine = 'yes'")
     (tmp_path / "my_wrapper.py").write_text(OWN_WRAPPER)
     flags = ["--env-id", "envs:JobShop-v0", "--wrap", "my_wrapper:check", "hide:1", *SHORT]
     flags += ["--num-workers", "2"]
-    if way == "path":
-        done = python(SCRIPTS["ppo_graph"], *flags, cwd=tmp_path)
-    else:
-        done = python("-m", "cleanrl_graph.ppo_graph", *flags, cwd=tmp_path, path=[ROOT])
+    done = python(SCRIPTS["ppo_graph"], *flags, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stdout.splitlines() if line.startswith("wrapped")]
-    own = f"wrapped CartPoleEnv {tmp_path}/envs/__init__.py {tmp_path}/{services} yes"
+    own = f"wrapped CartPoleEnv {tmp_path}/envs/__init__.py {tmp_path}/services.py yes"
     assert said and set(said) == {own}
     assert list(tmp_path.glob("runs/*/*.ckpt"))
-
-
-def test_an_id_that_ones_own_envs_lacks(tmp_path, monkeypatch):
-    """A folder `envs` that holds no __init__.py, such as conda's, has no environments. Else the
-    sentence says whose `envs` was read, and how ours is called; which is found."""
-    (tmp_path / "envs").mkdir()
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "envs", raising=False)  # tests/envs, if it was looked for
-    made = lambda env_id: check.make_env(ppo_graph, small_args(env_id=env_id)).unwrapped
-    assert type(made("envs:PoissonGraph-v0")) is PoissonGraphEnv
-    (tmp_path / "envs" / "__init__.py").write_text("")
-    sys.modules.pop("envs", None)
-    importlib.invalidate_caches()
-    sentence = (
-        rf"^--env-id envs:PoissonGraph-v9 \(of {tmp_path}/envs/__init__.py; that of cleanrl_graph "
-        r"is cleanrl_graph.envs:PoissonGraph-v9\): .*PoissonGraph"
-    )
-    with pytest.raises(check.UsageError, match=sentence):
-        made("envs:PoissonGraph-v9")
-    assert type(made("cleanrl_graph.envs:PoissonGraph-v0")) is PoissonGraphEnv
-    sys.modules.pop("envs", None)
 
 
 def test_ids_of_others_stay_theirs(monkeypatch):
@@ -220,14 +185,13 @@ def pip(*arguments, cwd):
 
 
 PROGRAM = """
-import json, sys
+import sys
 from cleanrl_graph import __file__ as file
 from cleanrl_graph import load_policy
 
 policy = load_policy(sys.argv[1])
 env = policy.make_env()
-observation, _ = env.reset(seed=1)
-print(json.dumps([file, env.action_space.contains(policy(observation))]))
+print(file, env.action_space.contains(policy(env.reset(seed=1)[0])))
 """
 
 
@@ -249,9 +213,8 @@ def test_wheel(source, tmp_path):
     assert done.returncode == 0 and "ft06" in done.stdout, done.stderr
     model = run_folder(folder / "runs") / "model.pt"
     done = python("-c", PROGRAM, model, cwd=folder, path=site)
-    assert done.returncode == 0, done.stderr
-    file, is_legal = json.loads(done.stdout)
-    assert Path(file).is_relative_to(*site) and is_legal
+    file, is_legal = done.stdout.split()
+    assert Path(file).is_relative_to(*site) and is_legal == "True", done.stderr
 
 
 @pytest.mark.slow

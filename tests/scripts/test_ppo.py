@@ -1,7 +1,6 @@
 """Collection, advantages, updates and determinism of ppo_graph.py: what `main` did is recorded and
 computed again in float64, and a seed fixes every bit."""
 
-import importlib
 from functools import partial
 
 import gymnasium as gym
@@ -10,18 +9,7 @@ import pytest
 import torch
 import torch.nn as nn
 from gymnasium import spaces
-from helpers import (
-    RandomEnv,
-    Record,
-    everything,
-    logged,
-    make_envs,
-    record,
-    run,
-    small_args,
-    vector,
-    weights,
-)
+from helpers import Record, everything, logged, make_envs, record, run, small_args, vector, weights
 
 from cleanrl_graph import ppo_graph
 
@@ -76,17 +64,6 @@ class Net64(nn.Module):
         h = torch.tanh(x @ self.critic_0_weight.T + self.critic_0_bias)
         value = (h @ self.critic_2_weight.T + self.critic_2_bias).squeeze(1)
         return p.gather(1, actions.long()).squeeze(1).log(), -(p * p.log()).sum(1), value
-
-
-class Net32(nn.Module):
-    """The agent itself, for any observation and action."""
-
-    def __init__(self, agent):
-        super().__init__()
-        self.agent = agent
-
-    def forward(self, obs, actions):
-        return [tensor.double() for tensor in self.agent(obs, {"": actions})[1:]]
 
 
 def batch(leaves, flats):
@@ -241,36 +218,6 @@ def test_updates_against_float64(name, base, tmp_path):
     assert (name == "base") == all(map(torch.equal, base.weights.values(), seen.weights.values()))
 
 
-@pytest.mark.parametrize(
-    "kwargs",
-    [
-        {"observation": "graph_edges", "head": "nodes"},
-        {"observation": "mixed", "action": "multidiscrete"},
-        {"observation": "set", "head": "pair"},
-    ],
-    ids=lambda kwargs: "+".join(kwargs.values()),
-)
-def test_update_on_ragged_observations(kwargs, tmp_path):
-    """One update on graphs and sets of all sizes has the gradients and losses of the formulas."""
-    flags = dict(env_id="Random-v0", env_kwargs=kwargs, num_envs=4, num_steps=32, seed=3)
-    flags |= dict(total_timesteps=128, num_minibatches=1, update_epochs=1)
-    seen = record(tmp_path, **flags)
-    env = RandomEnv(**kwargs)
-    leaves = ppo_graph.Envs([lambda: env]).leaves
-    gradients, (log,) = reference_run(seen, Net32(seen.agent), leaves, small_args(**flags))
-    for (name, _), gradient in zip(seen.agent.named_parameters(), gradients[0]):
-        assert (gradient is None) == (name not in seen.gradients[0])
-        if gradient is not None:
-            torch.testing.assert_close(seen.gradients[0][name], gradient, atol=1e-5, rtol=1e-4)
-    for scalar, value in log.items():
-        assert seen.scalars[scalar][0][1] == pytest.approx(value, rel=1e-4, abs=1e-5), scalar
-    num_bytes = sum(values.nbytes for step in seen.steps[:-1] for values in step.obs.values)
-    (_, logged), *_ = seen.scalars["charts/obs_bytes_per_step"]
-    assert logged == pytest.approx(num_bytes / 128)  # of the rollout alone
-    sizes = [num for step in seen.steps for flat in step.finals for num in flat.counts.values()]
-    assert len(sizes) > 3 and any(0 in num or num.max() > 20 for num in sizes)
-
-
 def test_one_step_in_a_minibatch(tmp_path):
     """Advantages of a single step are not normalised; nothing becomes NaN."""
     result = run(tmp_path, env_id="Walk-v0", num_minibatches=24, update_epochs=1)
@@ -301,45 +248,6 @@ class Corridor(gym.Env):
         self.t, self.steps = self.t + 1, self.steps + 1
         ended = self.t == length
         return self.observe(), 1.0 + self.t, ended and not truncated, ended and truncated, {}
-
-
-CORRIDORS = [
-    [(3, False), (4, True)],
-    [(2, True), (5, False), (1, True), (1, False), (4, True)],
-    [(100, False)],
-    [(6, True), (12, False)],
-]
-
-
-def test_autoreset_makes_no_transition_of_its_own():
-    """The observation after an episode's last step is the first of the next one; every one before
-    is an action's. The last ones of truncated episodes are kept, although the environment writes
-    the next one into the same array."""
-    positions, finals, episodes = [], [], []
-    envs = make_envs([partial(Corridor, ends) for ends in CORRIDORS])
-    step = envs.reset(0)
-    assert step.terminated.all() and not step.truncated.any()  # new episodes begin
-    for t in range(12):
-        positions.append(step.obs.values[0].ravel().tolist())
-        step = envs.step([0] * 4)
-        assert step.reward.dtype == np.float32
-        assert step.terminated.dtype == step.truncated.dtype == bool
-        finals.append([int(flat.values[0].item()) for flat in step.finals])
-        assert step.truncated.sum() == len(finals[-1])
-        episodes += [(t + 1, i, info) for i, info in step.infos]
-    assert [row[0] for row in positions] == [0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 3, 0]
-    assert [row[1] for row in positions] == [0, 1, 0, 1, 2, 3, 4, 0, 0, 0, 1, 2]
-    assert step.obs.values[0].ravel().tolist() == [1, 3, 12, 6]
-    expected = {2: [2], 6: [6], 7: [4], 8: [1], 11: [4]}  # time: last ones of truncated episodes
-    assert finals == [expected.get(t + 1, []) for t in range(12)]
-    counts = [(env.unwrapped.steps, env.unwrapped.resets) for env in envs.envs]
-    assert counts == [(12, 4), (12, 5), (12, 1), (12, 2)]
-    returns = {length: sum(range(2, length + 2)) for length in range(1, 13)}
-    for _, _, info in episodes:
-        assert info == {"episode": {"r": returns[info["episode"]["l"]], "l": info["episode"]["l"]}}
-    ends = {0: [(3, 3), (7, 4), (11, 4)], 1: [(2, 2), (7, 5), (8, 1), (9, 1)], 3: [(6, 6)]}
-    expected = [(i, t, length) for i, row in ends.items() for t, length in row]  # env, time, length
-    assert sorted((i, t, info["episode"]["l"]) for t, i, info in episodes) == expected
 
 
 def test_what_is_known_of_an_episode():
@@ -409,24 +317,3 @@ def test_seeds_of_environments():
 
     envs = make_envs([partial(Seeded, [(9, False)])] * 5)
     assert envs.reset(30).obs.values[0].ravel().tolist() == [30, 31, 32, 33, 34]
-
-
-ALL = ["graph", "graph_aux", "graph_async", "graph_compile"]  # the other scripts share a `train`
-
-
-@pytest.mark.parametrize("name, amsgrad", [("graph", False), *((name, True) for name in ALL)])
-def test_amsgrad(name, amsgrad, monkeypatch, tmp_path):
-    """Adam is AMSGrad with --amsgrad only. A few steps, whose second moments grow, do not tell the
-    two apart, so this looks at the optimizer."""
-    script = importlib.import_module(f"cleanrl_graph.ppo_{name}")
-    made = []
-
-    class Adam(torch.optim.Adam):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            made.append(self)
-
-    monkeypatch.setattr(torch.optim, "Adam", Adam)
-    run(tmp_path, script, env_id="Walk-v0", amsgrad=amsgrad)
-    states = made[0].state.values()
-    assert states and all(("max_exp_avg_sq" in state) == amsgrad for state in states)

@@ -41,19 +41,17 @@ from cleanrl_graph import ppo_graph as script, services
 {patch}
 services.main(script, 2)
 """
-GREEDY = """
-script.Categorical.sample = lambda self, _: self.mode
-"""
 SMALL = "--no-cuda --hidden-dims 16 --eval-episodes 0 --save-model --gnn-dim 8 "
 
 
-def torchrun(folder, flags, num_ranks=2, patch="", options=""):
-    """The finished process of ppo_graph.py under torchrun."""
+def torchrun(folder, flags, patch):
+    """The finished process of ppo_graph.py under torchrun, which starts the ranks again if one is
+    killed."""
     file = folder / "runner.py"
     root, tests = Path(ppo_graph.__file__).parents[1], Path(__file__).parents[1]
     file.write_text(RUNNER.format(root=str(root), tests=str(tests), patch=patch))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += f"--nproc-per-node {num_ranks} {options} {file} {SMALL} {flags}".split()
+    command += f"--nproc-per-node 2 --max-restarts 2 {file} {SMALL} {flags}".split()
     env = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # as in the README
     more = dict(cwd=folder, capture_output=True, text=True, timeout=300)
     return subprocess.run(command, env=os.environ | env, **more)
@@ -72,7 +70,7 @@ def greedy(monkeypatch, module):
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in SCRIPTS[1:]]
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", [SCRIPTS[0], *SLOW])
 def test_two_ranks_equal_one_with_all_environments(script, tmp_path, monkeypatch):
     """The first update of 2 ranks x 3 environments is that of 1 rank x 6, and so are the statistics
     of observations and the variance of returns, which are those of all ranks; actions are the most
@@ -95,8 +93,7 @@ def test_what_ranks_ask_of_each_other(tmp_path):
 
     def told(rank, name, call):
         def telling(*args, **kwargs):
-            gathered = name == "all_gather_object"
-            is_pickled = gathered and b"_rebuild_tensor" in pickle.dumps(args[1])
+            is_pickled = name == "all_gather_object" and b"_rebuild_tensor" in pickle.dumps(args[1])
             with open(tmp_path / f"calls{rank}", "a") as file:
                 print("pickled" if is_pickled else name, file=file)
             return call(*args, **kwargs)
@@ -111,9 +108,8 @@ def test_what_ranks_ask_of_each_other(tmp_path):
     assert train_ranks(tmp_path / "a", patch=patch, **flags) == [0, 0]
     for rank in (0, 1):
         calls = (tmp_path / f"calls{rank}").read_text().split()
-        assert calls.count("destroy_process_group") == 1 and "all_reduce" in calls
         assert calls.count("pickled") == 1 and "pickled" not in calls[calls.index("all_reduce") :]
-        assert calls[calls.index("destroy_process_group") - 1] == "barrier"
+        assert calls[-2:] == ["barrier", "destroy_process_group"]
 
 
 class Nothing(helpers.RandomEnv):
@@ -134,27 +130,6 @@ def test_a_rank_without_elements(script, tmp_path):
 
 
 @pytest.mark.slow
-def test_torchrun(tmp_path, monkeypatch):
-    """The same under torchrun itself; there are one log and one bar, with the steps of both."""
-    flags = '--env-id Random-v0 --env-kwargs {"observation":"graph_edges"} --num-steps 16 '
-    flags += "--num-minibatches 1 --update-epochs 1 --total-timesteps 96 --no-norm-adv "
-    flags += "--norm-vloss 1 --num-envs 3 --run-dir 2 --gnn-layers 2 --checkpoint-every 2"
-    result = torchrun(tmp_path, flags, patch=GREEDY)
-    assert result.returncode == 0 and result.stderr.count("\n0%|") == 1, result.stderr
-    greedy(monkeypatch, ppo_graph)
-    kwargs = MIXED | dict(env_kwargs={"observation": "graph_edges"}, norm_obs=False)
-    one = weights(train(tmp_path / "1", num_envs=6, **kwargs))
-    two = weights(folder_of(tmp_path / "2"))
-    torch.testing.assert_close(two, one, atol=1e-6, rtol=1e-6)
-    logs = [train_events(tmp_path / name) for name in "12"]
-    assert [step for step, _ in logs[1]["charts/SPS"]] == [96]
-    ends = [[(step, *row) for step, _, *row in episodes_of(tmp_path / name)] for name in "12"]
-    assert sorted(ends[0]) == sorted(ends[1]) and len(ends[0]) > 6
-    for tag in ("charts/episodic_return", "charts/episodic_length"):
-        assert dict(logs[0][tag]) == pytest.approx(dict(logs[1][tag]))
-
-
-@pytest.mark.slow
 def test_ranks_resume(tmp_path):
     """After kill -9 of both they go on bit by bit."""
     script = "ppo_lstm_sparse" if "ppo_lstm_sparse" in SCRIPTS else "ppo_graph"
@@ -172,16 +147,14 @@ def test_ranks_resume(tmp_path):
     assert [{**log, "charts/SPS": 0} for log in logs] == [{**logs[0], "charts/SPS": 0}] * 2
 
 
-@pytest.mark.parametrize("script", [SCRIPTS[0], *SLOW])
-def test_resume_with_another_number_of_ranks(script, tmp_path, capsys):
+def test_resume_with_another_number_of_ranks(tmp_path, capsys):
     """As many environments as before begin new episodes; all else goes on."""
     flags = dict(env_id="CartPole-v1", norm_obs=True, num_envs=2, checkpoint_every=1, resume="auto")
-    flags["seed"] = 2**32 - 1  # the largest one
     place = tmp_path / "a"
-    assert train_ranks(place, script, total_timesteps=96, **flags) == [0, 0]
+    assert train_ranks(place, total_timesteps=96, **flags) == [0, 0]
     before = checkpoint.read(max(folder_of(place).glob("*.ckpt")))
     begun_earlier(place)
-    folder = train(place, script, total_timesteps=128, **flags)  # one rank
+    folder = train(place, total_timesteps=128, **flags)  # one rank
     said = capsys.readouterr().err
     assert "ranks x environments are 1 x 4, they were 2 x 2; all begin new episodes" in said
     after = checkpoint.read(max(folder.glob("*.ckpt")))
@@ -190,15 +163,11 @@ def test_resume_with_another_number_of_ranks(script, tmp_path, capsys):
     assert numbers[1] > numbers[0] > 0
     counts = [value for name, value in after["model"].items() if name.endswith("count")]
     assert counts and all(value == 128 for value in counts)
-    steps = [step for step, _ in train_events(place)["losses/value_loss"]]
-    assert steps == [32, 64, 96, 128]
+    assert [step for step, _ in train_events(place)["losses/value_loss"]] == [32, 64, 96, 128]
     begun_earlier(place)
-    train(place, script, total_timesteps=160, **flags)  # exactly, from its own checkpoint
-    assert "begin new" not in capsys.readouterr().err
-    begun_earlier(place)
-    assert train_ranks(place, script, total_timesteps=192, **flags) == [0, 0]
+    assert train_ranks(place, total_timesteps=160, **flags) == [0, 0]
     assert "environments are 2 x 2, they were 1 x 4" in Path(f"{place}.0").read_text()
-    assert newest(place) == 192 and checkpoint.read(max(folder.glob("*.ckpt")))["num_envs"] == 2
+    assert newest(place) == 160
 
 
 def test_signal_to_one_rank(tmp_path):
@@ -268,7 +237,7 @@ script.Envs.step = step
 """
     flags = "--env-id CartPole-v1 --num-envs 2 --num-steps 8 --num-minibatches 1 --run-dir runs "
     flags += "--total-timesteps 320 --checkpoint-every 2 --resume auto"
-    result = torchrun(tmp_path, flags, patch=patch, options="--max-restarts 2")
+    result = torchrun(tmp_path, flags, patch)
     assert result.returncode == 0 and (tmp_path / "killed").exists(), result.stderr
     log = train_events(tmp_path / "runs")
     assert [step for step, _ in log["losses/value_loss"]] == [32 * k for k in range(1, 11)]

@@ -17,13 +17,10 @@ from helpers import (
     make_envs,
     record,
     run,
-    same_weights,
     small_args,
     vector,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from processes import begun_earlier, folder_of, train, train_ranks
+from processes import train_ranks
 
 from cleanrl_graph import ppo_graph_agents as script
 from cleanrl_graph.envs import crowd
@@ -90,88 +87,36 @@ def twice(obs, info):
     return obs, info
 
 
-def one_more(obs, info):
-    return {name: np.concatenate([rows, rows[:1]]) for name, rows in obs.items()}, info
-
-
 FAULTS = {
     "": lambda obs, info: (obs, info),
     "missing": lambda obs, info: (obs, {}),
     "short": with_rewards(lambda rewards: rewards[:-1]),
     "nan": with_rewards(lambda rewards: np.append(rewards[:-1], np.nan)),
     "twice": twice,
-    "more": one_more,
 }
 gym.register("Herd-v0", entry_point=Herd)
 
 
-# ---- Who is who ----
-@st.composite
-def histories(draw):
-    """(ids of each observation, that which follows each of the first ones, or -1)"""
-    num, names = draw(st.integers(1, 12)), st.integers(-5, 5).map(lambda k: k * 10**15)
-    ids = [draw(st.lists(names, unique=True, max_size=5)) for _ in range(num)]
-    num_acting = draw(st.integers(1, num))
-    order = draw(st.permutations(range(num)))
-    follows = [draw(st.sampled_from([-1, after])) for after in order[:num_acting]]
-    return ids, follows
-
-
-@given(histories())
-@settings(max_examples=50, deadline=None)
-def test_an_agent_is_followed_by_its_id(history):
-    """Against a search in a dict."""
-    ids, follows = history
-    place = {}
-    for number, own in enumerate(ids):
-        for agent in own:
-            place[number, agent] = len(place)
-    expected = [place.get((after, agent), -1) for own, after in zip(ids, follows) for agent in own]
-    counts = np.array([len(own) for own in ids])
-    flat = np.array(sum(ids, []), np.int64)
-    found = script.same_agents(flat, counts, np.array(follows))
-    assert found.tolist() == expected
-
-
 class Shows(ListEnv):
-    """Always the same observation; a Sequence of choices among two."""
-
-    def __init__(self, space, obs):
-        super().__init__(space, [obs] * 2, spaces.Sequence(spaces.Discrete(2), stack=True))
+    """Always the same observation."""
 
     def step(self, action):
         return *super().step(action)[:4], {"rewards": np.zeros(len(action))}
 
 
 def test_ids_are_those_of_the_rows_that_act():
-    """Also where another set comes first."""
-    space = spaces.Dict(goals=ROWS, robots=ROWS, node_ids=IDS)
-    obs = {name: np.zeros((num, 3), np.float32) for name, num in (("goals", 2), ("robots", 3))}
-    env = Shows(space, obs | {"node_ids": np.array([7, 5, 9])})
-    envs = make_envs([lambda: env], script=script, action_head="robots")
-    step = envs.reset(0)
-    assert script.agent_ids(envs.leaves, step.obs.values, [3]).tolist() == [7, 5, 9]
-    assert len(envs.step([np.zeros(3, int)]).rewards) == 3
-
-
-def test_edges_act():
-    """Each is an agent, and has an id of its own; ids of nodes are refused."""
-    space = spaces.Dict(graph=spaces.Graph(vector(3), vector(1)), node_ids=IDS)
+    """Of edges here, beside a set that comes first."""
+    graph = spaces.Graph(vector(3), vector(1))
+    space = spaces.Dict(goals=ROWS, graph=graph, node_ids=IDS)
     links = np.array([[0, 1], [1, 0], [1, 1]])
     graph = spaces.GraphInstance(np.zeros((2, 3), np.float32), np.ones((3, 1), np.float32), links)
-    of_edges, of_nodes = (
-        make_envs(
-            [lambda ids=ids: Shows(space, {"graph": graph, "node_ids": np.array(ids)})],
-            script=script,
-            action_head="edges",
-        )
-        for ids in ([7, 5, 6], [7, 5])
-    )
-    of_edges.reset(0)
-    assert len(of_edges.step([np.zeros(3, int)]).rewards) == 3
-    assert [list(returns) for returns in of_edges.agent_returns] == [[7, 5, 6]]
-    with pytest.raises(ValueError, match="'node_ids', step 0: 2 rows where .*edge_links' has 3"):
-        of_nodes.reset(0)
+    obs = {"goals": np.zeros((2, 3), np.float32), "graph": graph, "node_ids": np.array([7, 5, 6])}
+    env = Shows(space, [obs] * 2, spaces.Sequence(spaces.Discrete(2), stack=True))
+    envs = make_envs([lambda: env], script=script, action_head="edges")
+    step = envs.reset(0)
+    assert script.agent_ids(envs.leaves, step.obs.values, [3]).tolist() == [7, 5, 6]
+    assert len(envs.step([np.zeros(3, int)]).rewards) == 3
+    assert [list(returns) for returns in envs.agent_returns] == [[7, 5, 6]]
 
 
 # ---- A whole run against loops over agents ----
@@ -348,64 +293,26 @@ def test_an_agent_is_truncated(workers):
     torch.testing.assert_close(values[-3:], last.detach())
 
 
-def test_a_truncated_agent_without_a_last_row():
-    class Gone(Relay):
-        def step(self, action):
-            *outcome, info = super().step(action)
-            return *outcome, info | {"truncated": [8], "last_observation": self.observe([7])}
-
-    envs = make_envs([Gone], script=script)
-    envs.reset(0)
-    with pytest.raises(
-        script.UsageError, match=r"info\['truncated'\] has \[8\], .* the rows of \[7\]"
-    ):
-        envs.step([[0, 0, 0]])
-
-
 # ---- What an environment gets wrong ----
-# rows without ids that become more, but not where an episode begins
-MORE = {"fault": "more", "with_ids": False, "least": 0}
 
 
 @pytest.mark.parametrize(
     "kwargs, sentence",
     [
-        ({"fault": "missing"}, r"step 7: info\['rewards'\]: KeyError"),
-        ({"fault": "short"}, r"step 7: .* has the shape \(\d,\), but \d rows acted"),
-        ({"fault": "nan"}, r"step 7: info\['rewards'\] is nan in row \d"),
-        ({"fault": "twice"}, r"leaf 'node_ids', step 7: the id 1000 occurs twice, at index 1"),
-        (MORE, r"step 7: \d rows of 'set' where \d acted; without node_ids"),
+        ({"fault": "missing"}, r"env \d, step 7: info\['rewards'\]: KeyError"),
+        ({"fault": "short"}, r"env \d, step 7: .* has the shape \(\d,\), but \d rows acted"),
+        ({"fault": "nan"}, r"env \d, step 7: info\['rewards'\] is nan in row \d"),
+        (
+            {"fault": "twice"},
+            r"env \d, leaf 'node_ids', step 7: the id 1000 occurs twice, at index 1",
+        ),
+        ({"most": 0, "least": 0}, "no step of the rollout has agents"),
     ],
 )
 def test_sentences(kwargs, sentence, tmp_path):
     """They name env, step and value."""
-    with pytest.raises(UsageErrors, match=rf"env \d, {sentence}"):
+    with pytest.raises(UsageErrors, match=sentence):
         run(tmp_path, script, env_id="Herd-v0", env_kwargs={"least": 2} | kwargs, **FLAGS)
-
-
-def test_what_does_not_fit(tmp_path):
-    """No Sequence of actions; a rollout without agents."""
-    with pytest.raises(UsageErrors, match="action space .*a Sequence is needed, one action"):
-        run(tmp_path, script, env_id="CartPole-v1", **FLAGS)
-    with pytest.raises(UsageErrors, match="no step of the rollout has agents"):
-        run(tmp_path, script, env_id="Herd-v0", env_kwargs={"most": 0}, **FLAGS)
-
-
-def test_fewer_steps_with_agents_than_minibatches(tmp_path, monkeypatch):
-    """Then there are as many minibatches as these steps."""
-    flags = FLAGS | dict(num_steps=6, num_minibatches=18, total_timesteps=90, update_epochs=1)
-    sizes = []
-
-    class Memory(script.Memory):
-        def minibatches(self, rng, num):
-            found = list(super().minibatches(rng, num))
-            sizes.append((np.count_nonzero(self.storage.whole().counts["set"]), len(found)))
-            yield from found
-
-    monkeypatch.setattr(script, "Memory", Memory)
-    run(tmp_path, script, env_id="Herd-v0", env_kwargs={"most": 2}, **flags)
-    assert len(sizes) == 5 and all(num == steps for steps, num in sizes)
-    assert min(num for _, num in sizes) < 18
 
 
 def test_ranks_with_other_numbers_of_agents(tmp_path):
@@ -415,18 +322,6 @@ def test_ranks_with_other_numbers_of_agents(tmp_path):
 
 
 # ---- Resumed, and used ----
-@pytest.mark.slow
-def test_resume(tmp_path):
-    """A run stopped within an episode goes on bit by bit, and so do its agents' returns."""
-    flags = dict(env_id="Herd-v0", checkpoint_every=1, num_steps=7, total_timesteps=7 * 3 * 4)
-    flags |= dict(num_envs=3, num_minibatches=2, update_epochs=2)
-    whole = train(tmp_path / "a", "ppo_graph_agents", **flags)
-    train(tmp_path / "b", "ppo_graph_agents", **flags)
-    for path in (*tmp_path.glob("b/*/model.pt"), *tmp_path.glob("b/*/checkpoint_*84.ckpt")):
-        path.unlink()
-    begun_earlier(tmp_path / "b")
-    train(tmp_path / "b", "ppo_graph_agents", resume="auto", **flags)
-    assert same_weights(whole, folder_of(tmp_path / "b"))
 
 
 def test_crowd():

@@ -6,18 +6,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from helpers import (
-    OBSERVATIONS,
-    SmallEnv,
-    UsageErrors,
-    logged,
-    mismatch,
-    run,
-    same_weights,
-    vector,
-    weights,
-)
-from processes import begun_earlier, folder_of, train, train_ranks
+from helpers import OBSERVATIONS, SmallEnv, UsageErrors, logged, mismatch, run, vector, weights
 
 from cleanrl_graph import ppo_graph
 from cleanrl_graph import ppo_graph_compile as script
@@ -29,17 +18,15 @@ def task(env_id="Random-v0", env_kwargs=None, **flags):
     return dict(env_id=env_id, env_kwargs=env_kwargs or {}) | flags
 
 
-POISSON = task("envs:PoissonGraph-v0", gnn_layers=1)
 TASKS = {  # of every kind of head, with leaves that are empty now and then
     "vector": task("CartPole-v1", clip_coef=0.01, learning_rate=1e-2),
-    "graph": POISSON,
     "nodes": task(env_kwargs={"observation": "graph", "head": "nodes"}, norm_obs=True),
     "pair": task("envs:PairNodes-v0", autoregressive=True, gnn="gatv2"),
-    "avail_actions": task(env_kwargs={"observation": "set_of_dict", "head": "avail_actions"}),
     "mixed": task(env_kwargs={"observation": "mixed", "action": "mixed"}, norm_obs=True),
-    "context": POISSON | dict(graph_context=True, total_timesteps=24),
-    "set_layers": task("envs:NearestToMarked-v0", set_layers=1),
+    "context": task("envs:PoissonGraph-v0", gnn_layers=1, graph_context=True),
     "job_shop": task("envs:JobShop-v0", {"jobs": [2, 4], "machines": 3}, num_minibatches=5),
+    # spare rows that act have spare entries of the mask for each spare option
+    "masked": task("MaskedPairs-v0", num_steps=10, total_timesteps=60),
 }
 
 
@@ -116,62 +103,10 @@ class Masked(SmallEnv):
 gym.register("MaskedPairs-v0", entry_point=Masked)
 
 
-def test_rows_that_choose_by_a_mask(tmp_path, monkeypatch):
-    """Spare rows that act have spare entries of the mask for each spare option."""
-    greedy(monkeypatch)
-    flags = dict(env_id="MaskedPairs-v0", num_steps=10, total_timesteps=60, save_model=True)
-    one = run(tmp_path / "one", **flags)
-    two = run(tmp_path / "two", script, **NONE | flags)
-    assert_same_run(one, two)
-    assert mismatch(two) < 1e-5
-
-
-class Coming(SmallEnv):
-    """A set with as many elements as steps have passed, one action for each: at first none."""
-
-    observation_space = spaces.Sequence(vector(2), stack=True)
-    action_space, length, terminates = spaces.Sequence(spaces.Discrete(3)), 4, True
-
-    def observe(self):
-        return np.ones((self.t, 2), np.float32)
-
-    def reward(self, action):
-        assert len(action) == self.t
-        return 1.0
-
-
-gym.register("Coming-v0", entry_point=Coming)
-
-
-def test_rollout_that_begins_without_rows(tmp_path):
-    """A spare observation has an action, even if no row acts in the first step of a rollout."""
-    found = run(tmp_path, script, env_id="Coming-v0", num_steps=4, total_timesteps=24, **NONE)
-    assert len(found.scalars["losses/policy_loss"]) == 2 and mismatch(found) < 1e-5
-
-
-def test_models_of_both_scripts(tmp_path):
-    """model.pt of this script is loaded and played by ppo_graph.py, with the same returns."""
-    flags = TASKS["job_shop"] | dict(eval_episodes=3)
-    first = run(tmp_path / "a", script, save_model=True, **NONE | flags)
-    more = dict(load_model=str(first.folder / "model.pt"), learning_rate=0.0)
-    second = run(tmp_path / "b", **flags | more)
-    assert [row["return"] for row in first.rows] == [row["return"] for row in second.rows]
-
-
-def test_a_mode_of_another_device(tmp_path):
-    """It ends the run with a sentence."""
-    with pytest.raises(UsageErrors, match="--compile-mode reduce-overhead .* on the CPU"):
-        run(tmp_path, script, env_id="CartPole-v1", compile_mode="reduce-overhead")
-
-
 # ---- Compiled ----
 def traced(monkeypatch):
     """torch.compile makes its graphs of forward and backward, which run uncompiled."""
-    compile_by(monkeypatch, "aot_eager_decomp_partition")
-
-
-def compile_by(monkeypatch, backend):
-    compile = torch.compile
+    compile, backend = torch.compile, "aot_eager_decomp_partition"
     other = lambda function, mode, **how: compile(function, backend=backend, **how)
     monkeypatch.setattr(torch, "compile", other)
     torch._dynamo.reset()
@@ -222,28 +157,6 @@ def test_one_graph_for_all_sizes(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["set", "mixed"])
-def test_flags_are_no_inputs(name, tmp_path, monkeypatch):
-    """No float of Python is an input: CUDA graphs refuse float64 on the CPU."""
-    graphs = []  # (dtype, number of dimensions) of the inputs of each
-
-    def note(module, inputs):
-        nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
-        examples = [node.meta["example_value"] for node in nodes]
-        assert len(examples) == len(inputs)
-        graphs.append([(x.dtype, x.ndim) for x in examples if isinstance(x, torch.Tensor)])
-        return module.forward
-
-    compile_by(monkeypatch, note)
-    flags = task(env_kwargs={"observation": name, "action": "mixed"}, compile_mode="auto")
-    flags |= dict(gnn_layers=1, norm_obs=True, adv_floor=0.1, norm_vloss=1.0)
-    with torch._dynamo.config.patch(specialize_float=False):
-        run(tmp_path, script, **flags)
-    assert len(graphs) == 2 and all((torch.float32, 2) in inputs for inputs in graphs)
-    assert not [inputs for inputs in graphs if (torch.float64, 0) in inputs]
-
-
-@pytest.mark.slow
 def test_no_silent_fallback(tmp_path, monkeypatch):
     """What cannot be compiled ends the run with a sentence."""
     head = script.ActionHead.forward
@@ -254,37 +167,17 @@ def test_no_silent_fallback(tmp_path, monkeypatch):
         run(tmp_path, script, env_id="CartPole-v1", compile_mode="default")
 
 
-def test_a_pointer_per_row(tmp_path):
-    """Its pairs are not bucketed, so it is refused before anything is compiled."""
-    with pytest.raises(UsageErrors, match="cannot be compiled; --compile-mode none runs it"):
-        run(tmp_path, script, env_id="envs:Assign-v0", compile_mode="default")
-
-
-@pytest.mark.slow
-def test_resume_and_workers(tmp_path, monkeypatch):
-    """A run that goes on with workers and --norm-obs ends as a whole one, bit by bit."""
-    traced(monkeypatch)
-    flags = task(env_kwargs={"observation": "vector"}, compile_mode="auto", norm_obs=True)
-    whole = train(tmp_path / "a", "ppo_graph_compile", **flags)
-    train(tmp_path / "b", "ppo_graph_compile", num_workers=2, **flags)
-    for path in (*tmp_path.glob("b/*/model.pt"), *tmp_path.glob("b/*/checkpoint_*144.ckpt")):
-        path.unlink()
-    begun_earlier(tmp_path / "b")
-    train(tmp_path / "b", "ppo_graph_compile", resume="auto", num_workers=2, **flags)
-    assert same_weights(whole, folder_of(tmp_path / "b"))
-
-
-@pytest.mark.slow
-def test_ranks(tmp_path, monkeypatch):
-    """Each rank compiles for itself; two ranks x 3 environments learn as one with all 6."""
-    traced(monkeypatch)
-    greedy(monkeypatch)
-    flags = task(env_kwargs={"observation": "set"}, compile_mode="auto", total_timesteps=96)
-    flags |= dict(num_steps=16, num_minibatches=1, update_epochs=1, norm_adv=False)
-    one = weights(train(tmp_path / "1", "ppo_graph_compile", num_envs=6, **flags))
-    assert train_ranks(tmp_path / "2", "ppo_graph_compile", num_envs=3, **flags) == [0, 0]
-    two = weights(folder_of(tmp_path / "2"))
-    torch.testing.assert_close(two, one, atol=1e-6, rtol=1e-6)
+@pytest.mark.parametrize(
+    "env_id, mode, sentence",
+    [
+        ("envs:Assign-v0", "default", "cannot be compiled; --compile-mode none runs it"),
+        ("CartPole-v1", "reduce-overhead", "--compile-mode reduce-overhead .* on the CPU"),
+    ],
+)
+def test_what_is_refused(env_id, mode, sentence, tmp_path):
+    """Before anything is compiled: pairs of a pointer per row, a mode of another device."""
+    with pytest.raises(UsageErrors, match=sentence):
+        run(tmp_path, script, env_id=env_id, compile_mode=mode)
 
 
 # ---- On CUDA ----

@@ -3,21 +3,19 @@ and a trained policy acts without them."""
 
 import importlib
 import json
-from collections import Counter
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from helpers import IDS, graph_space, logged, mismatch, record, run, sample, small_args, vector
+from helpers import IDS, graph_space, logged, mismatch, run, sample, small_args, vector
 from processes import SMALL
 
 from cleanrl_graph import ppo_graph
-from cleanrl_graph.services import export
 from cleanrl_graph.services.policy import load_policy
 
-SCRIPTS = SMALL | {"ppo_graph_async": {"max_lag": 0}, "ppo_graph_aux": {"aux": "reconstruct"}}
-SCRIPTS |= dict.fromkeys(("ppo_graph", "ppo_graph_compile", "ppo_graph_agents"), {})
+SCRIPTS = SMALL | {"ppo_graph_aux": {"aux": "reconstruct"}}
+SCRIPTS |= {"ppo_graph": {}, "ppo_graph_agents": {}}  # async and compile have ppo_graph's agent
 GRAPH = graph_space(vector(2))
 HIDDEN = {
     "state": vector(2),
@@ -114,67 +112,28 @@ def test_changes_no_probability(name, tmp_path):
     assert taken[0] == taken[1] == taken[2]
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_only_the_value_has_gradients(name, tmp_path):
-    """These networks learn from the loss of the value and from no other."""
-    script = importlib.import_module(f"cleanrl_graph.{name}")
-    for vf_coef in (0.0, 0.5):
-        flags = flags_of(name, vf_coef=vf_coef, total_timesteps=24)
-        found = record(tmp_path / str(vf_coef), script, **flags)
-        sizes = Counter()
-        for gradients in found.gradients:
-            for key, gradient in gradients.items():
-                sizes[key.split(".")[0]] += gradient.abs().sum().item()
-        own = {key for key, _ in found.agent.named_parameters() if key.startswith("critic_encoder")}
-        assert len(own) > 10 and own <= set(found.gradients[0])
-        assert sizes["encoder"] > 0 and (sizes["critic_encoder"] > 0) == (vf_coef > 0)
-
-
-@pytest.mark.slow
-def test_an_exported_policy(tmp_path):
-    """It takes no such key, and returns no value."""
-    path = trained(tmp_path, "ppo_graph").folder / "model.pt"
-    out = tmp_path / "policy.pt2"
-    export.export(str(path), str(out))
-    file = json.loads(out.with_suffix(".json").read_text())
-    leaves = {name for name in file["inputs"] if not name.startswith("counts")}
-    assert leaves == {"graph.nodes", "graph.edge_links", "graph.edges", "goal.x"}
-
-
-def agent_of(space, action_space=None, script=ppo_graph, **flags):
-    leaves = script.leaves_of(space)
-    return script.Agent(leaves, action_space or spaces.Discrete(2), small_args(script, **flags))
-
-
-def test_what_is_named():
-    """A name is a key, or a key inside of one; a graph or a set is hidden whole."""
-    space = Hidden().observation_space
-    for names, paths in {
-        ("gear",): ["gear"],
-        ("goal",): ["goal.crowd.kind", "goal.crowd.place", "goal.state", "goal.x"],
-        ("goal.crowd",): ["goal.crowd.kind", "goal.crowd.place"],
-        ("world",): ["world.nodes", "world.edge_links", "world.edges"],
-        ("world.nodes",): ["world.nodes", "world.edge_links", "world.edges"],
-    }.items():
-        agent = agent_of(space, critic_only=names)
-        hidden = [leaf.path for leaf in agent.critic_encoder.leaves]
-        assert sorted(hidden) == sorted(paths)
-        assert not set(paths) & {leaf.path for leaf in agent.encoder.leaves}
-
-
-@pytest.mark.parametrize("name", ["nope", "action_mask", "goal.crowd.kind", "go"])
-def test_names_that_are_refused(name):
-    """What is no key, part of a graph or set, a mask or ids: the sentence has those there are."""
+@pytest.mark.parametrize(
+    "name, paths",
+    [
+        ("gear", ["gear"]),
+        ("goal", ["goal.crowd.kind", "goal.crowd.place", "goal.state", "goal.x"]),
+        ("goal.crowd", ["goal.crowd.kind", "goal.crowd.place"]),
+        ("world.nodes", ["world.edge_links", "world.edges", "world.nodes"]),
+        ("goal.crowd.kind", None),  # part of a set
+        ("action_mask", None),
+        ("nope", None),
+    ],
+)
+def test_what_is_named(name, paths):
+    """A name is a key, or a key inside of one; a graph or a set is hidden whole. Else the sentence
+    has the keys that there are."""
     masks = {"action_mask": spaces.MultiBinary(2), "node_ids": IDS}
-    space = spaces.Dict(Hidden().observation_space.spaces | masks)
-    with pytest.raises(ppo_graph.UsageError, match=f"--critic-only {name}: .*'goal.state'"):
-        agent_of(space, critic_only=("gear", name))
-
-
-def test_nothing_to_choose():
-    """What is hidden is nothing to choose from: "nodes" are those that are seen."""
-    space = spaces.Dict(a=graph_space(), b=graph_space())
-    with pytest.raises(ppo_graph.UsageError, match="can mean each of"):
-        agent_of(space, action_head="nodes")
-    agent = agent_of(space, action_head="nodes", critic_only=("a",))
-    assert [head.part.group for head in agent.head.heads] == ["b.nodes"]
+    leaves = ppo_graph.leaves_of(spaces.Dict(Hidden().observation_space.spaces | masks))
+    make = lambda: ppo_graph.Agent(leaves, spaces.Discrete(2), small_args(critic_only=(name,)))
+    if paths is None:
+        with pytest.raises(ppo_graph.UsageError, match=f"--critic-only {name}: .*'goal.state'"):
+            make()
+        return
+    agent = make()
+    assert sorted(leaf.path for leaf in agent.critic_encoder.leaves) == paths
+    assert not set(paths) & {leaf.path for leaf in agent.encoder.leaves}

@@ -2,7 +2,6 @@
 formulas written out, in float64, and attention is that of a dense mask."""
 
 from types import SimpleNamespace
-from unittest import mock
 
 import helpers
 import numpy as np
@@ -103,21 +102,15 @@ def step_of(x, starts):
     return ppo_gtrxl.Step(flat_of(x), np.zeros(num, np.float32), np.array(starts), no, [], [])
 
 
-def walk(agent, x, starts, num_before=0, finals=None):
+def walk(agent, x, starts, num_before=0):
     """The steps x [T, B, D] one after the other. The last T - num_before of them are the rollout:
-    its outputs and the memory after it. `finals` are the tokens (t, i) -> [D] that follow step t of
-    env i if it is truncated there."""
+    its outputs and the memory after it."""
     memory = memory_of(agent, x.shape[1])
-    finals = finals or {}
     outputs = []
     for t in range(len(x)):
         if t in (0, num_before):
             memory.begin()
         outputs.append(memory.act(step_of(x[t], starts[t]))[2])
-        cut = [(t, i) in finals for i in range(x.shape[1])]
-        last = [flat_of(finals[t, i][None]) for i in np.flatnonzero(cut)]
-        step = step_of(x[t], starts[t])  # its observations do not count here
-        memory.keep(step._replace(truncated=np.array(cut), finals=last))
     if num_before == len(x):
         memory.begin()
     return torch.stack(outputs)[num_before:], memory
@@ -131,23 +124,11 @@ def look_back(memory, envs=None):
     return inputs
 
 
-def encoded(memory, envs=None):
-    """(obs, age, previous, kv) of the rollout of some envs, as `Agent.encode` takes them."""
-    with mock.patch.object(memory.agent, "encode", wraps=memory.agent.encode) as encode:
-        look_back(memory, envs)
-    return encode.call_args.args
-
-
 def segment(agent, x, starts, num_before, envs=None):
     """(outputs of the rollout's steps, of all envs; outputs of the same steps at once)"""
     outputs, memory = walk(agent, x, starts, num_before)
     at_once = agent(*look_back(memory, envs))[3].unflatten(0, (len(x) - num_before, -1))
     return outputs, at_once
-
-
-def window(memory, envs=None):
-    """How many steps the rollout of some envs looks back."""
-    return encoded(memory, envs)[3][0].shape[3]
 
 
 def history(seed, num_before, num_steps, num_envs, end_probability, dim=8):
@@ -159,11 +140,11 @@ def history(seed, num_before, num_steps, num_envs, end_probability, dim=8):
 
 
 # ---- The transformer ----
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     st.integers(0, 99),
-    st.integers(0, 50),
-    st.integers(1, 50),
+    st.integers(0, 40),
+    st.integers(1, 30),
     st.integers(1, 3),
     st.integers(1, 3),
     st.sampled_from([0, 1, 2, 5, 16, 17, 40, 1000]),
@@ -180,36 +161,6 @@ def test_segment_equals_steps(
     envs = np.random.default_rng(seed).permutation(num_envs)[: max(1, num_envs - seed % 2)]
     outputs, at_once = segment(agent, x, starts, num_before, envs)
     torch.testing.assert_close(at_once, outputs[:, envs], atol=1e-10, rtol=1e-10)
-
-
-@settings(max_examples=8, deadline=None)
-@given(
-    st.integers(0, 99),
-    st.integers(0, 20),
-    st.integers(1, 20),
-    st.sampled_from([0, 1, 5, 17, 1000]),
-    st.sampled_from([0.0, 0.1, 0.5, 1.0]),
-)
-def test_values_equal_a_loop(seed, num_before, num_steps, memory_length, end_probability):
-    """What is valued in one batch when a rollout has ended, after its last actions and after any
-    others, is what another memory says that made the env's steps up to there and then that one."""
-    agent, num_envs, rng = Bare(seed, memory_length=memory_length), 3, np.random.default_rng(seed)
-    x, starts = history(seed, num_before, num_steps, num_envs, end_probability)
-    cut = np.sort(rng.permutation(num_steps * num_envs)[: int(rng.integers(6))])
-    tokens = torch.from_numpy(rng.standard_normal((num_envs + len(cut), 8)))
-    finals = {}
-    for k, token in zip(cut, tokens[num_envs:]):
-        t, i = divmod(int(k), num_envs)
-        finals[num_before + t, i] = token
-    _, memory = walk(agent, x, starts, num_before, finals)
-    values = memory.next_values(step_of(tokens[:num_envs], [False] * num_envs))
-    places = [(num_steps - 1, i) for i in range(num_envs)] + [divmod(int(k), num_envs) for k in cut]
-    assert len(values) == len(places)
-    for value, token, (t, i) in zip(values, tokens, places):
-        stop = num_before + t + 1
-        again = torch.cat([x[:stop, i : i + 1], token.view(1, 1, -1)])
-        outputs, _ = walk(agent, again, [*starts[:stop, i : i + 1], [False]])
-        torch.testing.assert_close(value, outputs[-1, 0], atol=1e-10, rtol=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -285,7 +236,7 @@ def gated(gate, x, y):
     return (1 - z) * x + z * h
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.integers(0, 99), st.integers(1, 90), st.integers(1, 3), st.integers(0, 50))
 def test_attention_against_a_dense_mask(seed, T, B, W):
     """Chunks, with gradients, are attention with masked [T, W + T] logits."""
@@ -319,34 +270,17 @@ def test_no_gradient_into_the_past():
 
 
 def test_gates_begin_near_the_identity():
-    """The bias of 2 lets 12% of a sublayer through at first; --gate none lets all through."""
-    x, starts = history(0, 0, 20, 2, 0.1)
-    change = {}
+    """The bias of 2 lets 12% of a sublayer through at first; --gate none has no gates."""
     for gate in ("gru", "none"):
-        agent = Bare(gate=gate, num_layers=1)
-        torch.manual_seed(0)
-        agent.gtrxl = transformer(agent.args, torch.float64)
-        stream = walk(agent, x, starts)[0][..., :8]  # the second half is what attention found
-        change[gate] = ((stream - x).norm() / x.norm()).item()
-        gates = [module for module in agent.modules() if isinstance(module, ppo_gtrxl.GRUGate)]
-        assert len(gates) == 2 * (gate == "gru") and all((g.bias == 2).all() for g in gates)
-    gate = ppo_gtrxl.GRUGate(8).double()
+        gates = [each for each in Bare(gate=gate).modules() if isinstance(each, ppo_gtrxl.GRUGate)]
+        assert len(gates) == 4 * (gate == "gru")
+    gate, x = ppo_gtrxl.GRUGate(8).double(), torch.randn(5, 8, dtype=torch.float64)
     for weight in (gate.x.weight, gate.y.weight, gate.rx.weight):
         weight.data.zero_()
     torch.testing.assert_close(gate(x, x), x * (1 - 1 / (1 + np.exp(2))))
-    assert change["gru"] < 0.35 and change["none"] > 0.1
 
 
 # ---- What is remembered ----
-def test_whole_history():
-    """A huge memory length costs what the longest episode so far needs, and equals its length."""
-    x, starts = history(0, 50, 60, 2, 0.0)
-    starts[[30, 45], [0, 1]] = True
-    outputs, memory = walk(Bare(memory_length=10**9), x, starts, 50)
-    assert memory.inputs[0].shape[1] == 20 and len(memory.inputs) == 1 + 60
-    assert window(memory) == 79 and window(memory, [1]) == 64
-    torch.testing.assert_close(outputs, walk(Bare(memory_length=79), x, starts, 50)[0])
-    assert not torch.allclose(outputs, walk(Bare(memory_length=70), x, starts, 50)[0])
 
 
 def test_stored_entries():
@@ -355,22 +289,22 @@ def test_stored_entries():
     values are those that the next step can find."""
     agent = Bare(memory_length=10, num_layers=3)
     memory = memory_of(agent, 4)
-    x = torch.randn(300, 4, 8, dtype=torch.float64)
-    for t in range(300):
-        if t % 200 == 0:
+    x = torch.randn(90, 4, 8, dtype=torch.float64)
+    for t in range(90):
+        if t % 60 == 0:
             memory.begin()
             before = min(10, t)
         memory.act(step_of(x[t], [t == 0] * 4))
-        assert torch.cat(memory.inputs, 1).shape == (3, before + t % 200 + 1, 4, 8)
+        assert torch.cat(memory.inputs, 1).shape == (3, before + t % 60 + 1, 4, 8)
         assert [kv.shape for kv in memory.kv] == [(2, 4, 2, min(10, t) + 1, 4)] * 3
-    assert torch.equal(torch.cat(memory.inputs, 1)[0], x[-110:])
+    assert torch.equal(torch.cat(memory.inputs, 1)[0], x[-40:])
     assert memory.state()["inputs"].untyped_storage().nbytes() == 3 * 10 * 4 * 8 * 8
 
 
 # ---- Whole runs ----
 @pytest.mark.parametrize(
     "observation, shown, epochs",
-    [("vector", True, 4), ("image_hwc", False, 8), ("mixed", False, 8), ("graph_edges", True, 4)],
+    [("mixed", False, 8), ("graph_edges", True, 4)],
 )
 def test_what_images_ask_for(observation, shown, epochs, tmp_path, monkeypatch):
     """The last inputs of actor and critic are sines and cosines of the age, but where the
@@ -389,27 +323,3 @@ def test_what_images_ask_for(observation, shown, epochs, tmp_path, monkeypatch):
     first = seen[0][:, -SMALL["dim"] :]  # of three environments at age 0: sin 0 and cos 0
     assert torch.equal(first, torch.tensor([0.0] * 4 + [1.0] * 4).expand(3, -1)) == shown
     assert [len(features) for features in seen].count(12) == epochs  # one minibatch each
-
-
-def test_a_width_that_heads_cannot_share():
-    with pytest.raises(ppo_gtrxl.UsageError, match="--dim 10"):
-        ppo_gtrxl.GTrXL(small_args(dim=10, num_heads=4))
-
-
-@torch.no_grad()
-def test_what_actor_and_critic_see():
-    """The encoded observation, the stream, what attention found, and the age."""
-    args = small_args(env_id="Random-v0", memory_length=0)
-    envs = ppo_gtrxl.Envs([lambda: ppo_gtrxl.make_env(args)])
-    agent = ppo_gtrxl.Agent(envs.leaves, envs.action_space, args)
-    obs = Memory(agent, envs.leaves, 1, args).storage.append(envs.reset(0).obs)
-    kv = [torch.zeros(2, 1, args.num_heads, 0, args.dim // args.num_heads)] * args.num_layers
-    previous = torch.zeros(1, agent.action_dim)
-    a, b = (agent.encode(obs, torch.tensor([[age]]), previous, kv)[0] for age in (3, 9))
-    for age, seen in ((3, a), (9, b)):
-        expected = encodings(torch.tensor([age]), args.dim).float()
-        torch.testing.assert_close(seen[:, -args.dim :], expected)
-    assert torch.equal(a[:, : agent.encoder.dim], agent.encoder(obs)[0])
-    assert torch.equal(a[:, : -args.dim], b[:, : -args.dim]) and not torch.equal(a, b)
-    found = a[:, -2 * args.dim : -args.dim]
-    assert a.shape[1] == agent.encoder.dim + 3 * args.dim and found.abs().max() > 0

@@ -163,16 +163,6 @@ CASES = {
     "per node chain": Case(Sequence(MD([2, 3])), NODES, CHAIN, *options(2, 3, rows=True)),
     "per edge": Case(Sequence(D(3)), NODES, HEAD["edges"]),
     "joint": Case(MD([2, 3]), {}, CHAIN, *joint(2, 3, MB((2, 3)))),
-    "joint of three": Case(
-        Tuple((D(2), D(3), D(2))),
-        {},
-        CHAIN,
-        Tuple((MB(2), MB((2, 3)), MB(6))),
-        lambda b, n, m: (b(1, 2)[0], b(2, 3), b(3, 2).ravel()),
-        lambda mask, a: (
-            mask[0][a["0"]] and mask[1][a["0"], a["1"]] and mask[2][2 * a["1"] + a["2"]]
-        ),
-    ),
     "verb, then object": Case(
         Dict(a=D(2), b=D(3)), {}, CHAIN, *then(2, 3, Dict(a=MB(2), b=MB((2, 3))), "a", "b")
     ),
@@ -367,7 +357,7 @@ def test_all_joint_actions_are_tried(name):
     before it, a batch is each of its observations, and all weights have finite gradients."""
     case = CASES[name]
     agent, storage, masks, _ = setup(case)
-    head, together, num = double(agent), [], 600
+    head, together, num = double(agent), [], 400
     for i, mask in enumerate(masks):
         one = repeat(storage, i, 1)
         given, meanings, columns = every_action(agent, one)
@@ -465,20 +455,6 @@ def test_score_of_a_choice(name):
         np.testing.assert_allclose(log_prob, expected, atol=1e-4)
 
 
-def test_a_choice_begins_nearly_uniform():
-    """With fresh weights the entropy is the largest possible one within 1%, however large the
-    numbers are."""
-    case = CASES["node masked"]
-    _, storage, _, envs = setup(case, np.random.default_rng(0).integers(1, 7, (50, 2)))
-    obs = storage.gather(np.arange(50))[0]
-    obs["g.nodes"] = obs["g.nodes"]._replace(values=obs["g.nodes"].values * 30)
-    agent = ppo_graph.Agent(envs.leaves, case.action, ppo_graph.Args(**case.flags))
-    largest = ppo_graph.segment(obs["action_mask"].values.float(), obs["g.nodes"].ptr).log()
-    with torch.no_grad():
-        entropy = plain(agent)(obs, plain(agent)(obs)[0])[2]
-    assert torch.allclose(entropy, largest, rtol=0.01, atol=1e-4)
-
-
 @pytest.mark.parametrize("name", ["edge", "per edge", "mixed", "per node"])
 def test_what_a_row_is(name):
     """`Project` is a linear layer of a node's embedding, or a linear layer and a ReLU of both ends'
@@ -561,17 +537,16 @@ def test_box_is_a_diagonal_normal(dependent):
 
 
 @pytest.mark.parametrize("chain", [False, True])
-@pytest.mark.parametrize("mask", [None, MB(2)])
-def test_mixture_with_a_box_integrates_to_one(chain, mask):
+def test_mixture_with_a_box_integrates_to_one(chain):
     """The density integrates to 1, the entropy is the integral of -p log p."""
     space = Tuple((D(2), vector(1), MB(1)))
-    case = Case(space, {}, {"autoregressive": chain}, mask, lambda b, n, m: b(1, 2)[0])
+    case = Case(space, {}, {"autoregressive": chain}, MB(2), lambda b, n, m: b(1, 2)[0])
     agent, storage, _, _ = setup(case)
-    grid = torch.linspace(-100, 100, 10001)
+    grid = torch.linspace(-100, 100, 5001)
     actions = torch.cartesian_prod(torch.arange(2.0), grid, torch.arange(2.0))
     with torch.no_grad():
         log_prob, entropy = plain(agent)(repeat(storage, 0, len(actions)), actions)[1:3]
-    p = log_prob.exp() * 0.02
+    p = log_prob.exp() * 0.04
     assert p.sum().item() == pytest.approx(1, abs=1e-3)
     exact = -(p * log_prob.clamp(min=-1e4)).sum()
     assert (p * entropy).sum().item() == pytest.approx(exact.item(), abs=1e-3)
@@ -584,24 +559,3 @@ def test_columns_become_actions():
     actions = ppo_graph.to_env_actions(space, {"": columns}, "", [])
     found = [(x["a"], *(own.tolist() for own in x["b"])) for x in actions]
     assert found == [(-1, [0.5, 1], [6, 2]), (1, [-1, 0], [5, 0])]
-
-
-@pytest.mark.parametrize(
-    "space",
-    [
-        Sequence(D(3, start=1)),
-        Sequence(vector(2), stack=True),
-        Sequence(Dict(a=D(2), b=vector(1))),
-    ],
-)
-def test_actions_are_elements_of_a_sequence(space):
-    """Each environment gets as many rows as it has, in the form of its space."""
-    parts = ppo_graph.parts_of(space, ppo_graph.leaves_of(graph_space()), ppo_graph.Args())
-    rows = np.arange(6 * parts[-1].columns.stop).reshape(6, -1) % 2
-    actions = ppo_graph.to_env_actions(space, {"rows": rows}, "rows", np.array([2, 0, 3, 1]))
-    assert [len(action) for action in actions] == [2, 0, 3, 1]
-    assert all(action in space for action in actions)
-    found = [row for action in actions for row in action]
-    expected = ppo_graph.to_env_actions(space.feature_space, {"": rows}, "", [])
-    assert len(found) == len(expected) == 6
-    assert all(np.array_equal(a, b) for a, b in zip(found, expected))

@@ -14,14 +14,13 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Se
 from helpers import (
     IDS,
     MASK,
+    Writer,
     accelerated,
     action_spaces,
     begun,
     collect,
     graph_space,
-    mismatch,
     observation_spaces,
-    run,
     sample,
     small_args,
     vector,
@@ -189,29 +188,11 @@ class AnyEnv(gym.Env):
 gym.register("Any-v0", entry_point=AnyEnv)
 
 
-class Writer:
-    """Stands for TensorBoard's; keeps what is logged of each update."""
-
-    def __init__(self, logged):
-        self.logged = logged
-
-    def add_scalar(self, tag, value, step):
-        if not tag.startswith("charts/episodic"):
-            if not self.logged or self.logged[-1][0] != step:
-                self.logged.append((step, {}))
-            self.logged[-1][1][tag] = value
-
-    def add_text(self, *args):
-        pass
-
-    flush = close = lambda self: None
-
-
 def train(script, **kwargs):
     """(logs of each update, whether each episode was truncated, weights before, weights after) of a
     training with checked environments and the faster layers of the services, which writes
     nothing. Collection and training agree."""
-    logged, truncated, agents, before = [], [], [], {}
+    logged, truncated, agents, before = {}, [], [], {}
     make_agent, step = script.Agent, script.Envs.step
 
     def agent(*args):
@@ -235,11 +216,11 @@ def train(script, **kwargs):
         patch.setattr(script, "SummaryWriter", lambda *args, **kwargs: Writer(logged))
         with contextlib.closing(command.envs_of(script, args)) as envs:
             script.train(args, accelerated(script.Run)(args), envs)
-    logged = [scalars for _, scalars in logged]
-    assert len(logged) == args.num_iterations
-    for scalars in logged:
+    losses = [scalars for scalars in logged.values() if "losses/policy_loss" in scalars]
+    assert len(losses) == args.num_iterations
+    for scalars in losses:
         assert 0 <= scalars["debug/collection_mismatch"] < 1e-5
-    return logged, truncated, before, dict(agents[0].named_parameters())
+    return list(logged.values()), truncated, before, dict(agents[0].named_parameters())
 
 
 def script_of(name):
@@ -257,18 +238,15 @@ def any_env(name, observation, action):
 
 ALL = [(name, kind, action, {}) for action in ACTIONS for name in SCRIPTS for kind in OBSERVATIONS]
 MATRIX = [case for case in ALL if case[0] != "lstm_per_node" or case[1] in ELEMENTS]
-CASES = [  # every fifth is a fast one
-    pytest.param(*case, marks=[pytest.mark.slow] * (k % 5 > 0)) for k, case in enumerate(MATRIX)
+CASES = [  # every seventh is a fast one
+    pytest.param(*case, marks=[pytest.mark.slow] * (k % 7 > 0)) for k, case in enumerate(MATRIX)
 ]
 CONTEXT = dict(set_layers=2, graph_context=True)
 EDGES_KEPT = dict(remember_edges=True)
 CASES += [
     ("graph", "sequence", "element", CONTEXT),
-    ("framestack", "tuple", "avail_actions", CONTEXT),
     ("lstm_per_node", "sequence", "element", CONTEXT),
     ("gtrxl", "graph_edges", "mixed", CONTEXT),
-    ("compile", "graph_edges", "element", CONTEXT),
-    ("agents", "graph", "per_node", CONTEXT),
     ("graph", "box", "box", {"state_dependent_std": True}),
     ("framestack", "box", "discrete", {"action_shifts": "", "reward_shifts": ""}),
     ("framestack", "graph", "discrete", {"obs_shifts": "-2", "action_shifts": "-9,-1"}),
@@ -313,16 +291,6 @@ def test_all_fit_together(name, observation, action, more):
     assert any("context" in key for key in after) == ("graph_context" in more)
 
 
-@pytest.mark.parametrize("name", ["framestack", "lstm_per_node"])
-def test_whole_runs(name, tmp_path):
-    """From environment to evaluation, with legal actions; two workers change nothing."""
-    script, flags = script_of(name)
-    flags |= any_env(name, "graph_image_vector", "mixed") | {"eval_episodes": 2}
-    one, two = (run(tmp_path / str(num), script, num_workers=num, **flags) for num in (0, 2))
-    assert mismatch(one) < 1e-5 and len(one.rows) == 2 and one.rows == two.rows
-    assert all(one.scalars[tag] == two.scalars[tag] for tag in one.scalars if tag != "charts/SPS")
-
-
 def of_env(step, leaves, i):
     """The Step of environment i alone."""
     values = []
@@ -339,9 +307,7 @@ def of_env(step, leaves, i):
 @pytest.mark.parametrize(
     "name, observation, action, more",
     [
-        ("graph", "graph_edges", "element", {}),
         ("framestack", "graph_image_vector", "tuple", {}),
-        ("framestack", "graph_edges", "element", {"obs_shifts": "-9,-2"}),
         ("lstm", "dict", "multidiscrete", {}),
         ("gru", "graph", "pair", {}),
         ("lstm_per_node", "graph_edges", "mixed", {}),
@@ -359,7 +325,7 @@ def test_each_episode_alone(name, observation, action, more, num=5):
     is cut in time for `num` minibatches."""
     script, flags = script_of(name)
     flags = any_env(name, observation, action) | flags | more
-    flags |= dict(num_steps=20, norm_obs=False, num_minibatches=num)
+    flags |= dict(num_steps=10, norm_obs=False, num_minibatches=num)
     kwargs = flags.pop("env_kwargs")
     part = begun(script, [lambda: AnyEnv(**kwargs)] * 3, **flags)
     alone, num_cut = {}, 0
@@ -388,12 +354,12 @@ def test_each_episode_alone(name, observation, action, more, num=5):
                 torch.testing.assert_close(value, part.next_values[i], atol=1e-5, rtol=1e-5)
         parts = list(part.memory.minibatches(np.random.default_rng(0), num))
         assert len(parts) == num
-        assert sorted(np.concatenate([idx for idx, _ in parts])) == list(range(60))
+        assert sorted(np.concatenate([idx for idx, _ in parts])) == list(range(30))
         for idx, inputs in parts:
             _, log_prob, _, value = part.agent(*inputs)
             assert (log_prob - part.log_probs[idx]).abs().max() < 1e-5
             assert (value - part.values[idx]).abs().max() < 1e-5
-    assert num_cut > 5
+    assert num_cut > 3
 
 
 class RandomSpaces(gym.Env):
@@ -416,7 +382,7 @@ gym.register("RandomSpaces-v0", entry_point=RandomSpaces)
 FUZZ = dict(deadline=None, derandomize=True, database=None)
 
 
-@settings(max_examples=5, suppress_health_check=list(HealthCheck), **FUZZ)
+@settings(max_examples=4, suppress_health_check=list(HealthCheck), **FUZZ)
 @given(observation_spaces, action_spaces, st.booleans(), st.booleans(), st.integers(0, 1000))
 def test_random_spaces(observation_space, action_space, autoregressive, state_dependent_std, seed):
     """Two rollouts and updates of each script for whatever spaces there are."""

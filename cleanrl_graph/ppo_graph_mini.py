@@ -234,9 +234,7 @@ if __name__ == "__main__":
     space = envs[0].observation_space["graph"]
     torch.manual_seed(args.seed)  # here, as environments may have drawn from torch's generator
     agent = Agent(space, args).to(device)
-    on_cuda = device.type == "cuda"
-    generator = torch.cuda.default_generators[0] if on_cuda else torch.default_generator
-    generator = generator.clone_state()
+    generator = (torch.cuda.default_generators or [torch.default_generator])[0].clone_state()
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
 
     shape = (args.num_steps, args.num_envs)

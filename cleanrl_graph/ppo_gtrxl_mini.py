@@ -255,9 +255,7 @@ if __name__ == "__main__":
     first_action = int(envs[0].action_space.start)
     torch.manual_seed(args.seed)  # here, as environments may have drawn from torch's generator
     agent = Agent(num_features, num_actions, args).to(device).eval()
-    on_cuda = device.type == "cuda"
-    generator = torch.cuda.default_generators[0] if on_cuda else torch.default_generator
-    generator = generator.clone_state()
+    generator = (torch.cuda.default_generators or [torch.default_generator])[0].clone_state()
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
 
     shape = (args.num_steps, args.num_envs)

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Environments that step together: CartPole by gymnasium's CartPoleVectorEnv, without velocities for the memories, in as many
-# steps as single environments need? Default flags, three seeds, about 20 minutes of one core.
+# steps as single environments need? Three seeds, about 20 minutes of one core.
 #
 #     bash benchmark/vectors.sh [--out DIR] [FLAGS OF run.py]
 set -euo pipefail
@@ -8,10 +8,10 @@ set -euo pipefail
 TABLE=vectors
 export OMP_NUM_THREADS=1
 
+cartpole="cleanrl_graph/ppo_graph.py --env-id CartPole-v1 --num-envs 16 --learning-rate 1e-3 --total-timesteps 200000"
 vector="--vectorization-mode vector_entry_point"
 "$PYTHON" benchmark/run.py --table $TABLE --seeds ${SEEDS:-1 2 3} "$@" --commands \
-    "single=cleanrl_graph/ppo_graph.py --env-id CartPole-v1 --num-envs 8 --total-timesteps 200000" \
-    "vector=cleanrl_graph/ppo_graph.py --env-id CartPole-v1 --num-envs 8 --total-timesteps 200000 $vector" \
+    "single=$cartpole" "vector=$cartpole $vector" \
     "lstm=cleanrl_graph/ppo_lstm_sparse.py --env-id envs:StatelessCartPole-v1 --total-timesteps 300000 $vector" \
     "gtrxl=cleanrl_graph/ppo_gtrxl.py --env-id envs:StatelessCartPole-v1 --total-timesteps 300000 $vector"
 "$PYTHON" benchmark/report.py --table $TABLE --target 475 --systems \

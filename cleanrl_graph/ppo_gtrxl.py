@@ -1762,8 +1762,7 @@ class Memory:
                 learned = to_device(np.flatnonzero(is_step[idx]), self.device)
                 mb = mb[learned]
             action = select_action(actions, places)
-            if len(mb) > 0:
-                yield mb, (features, elements, obs, action, False, learned)
+            yield mb, (features, elements, obs, action, False, learned)
 
     def rollout(self) -> Obs:
         """The observations of the rollout's steps."""

@@ -1941,8 +1941,7 @@ class Memory:
             if not is_step[idx].all():
                 learned = to_device(np.flatnonzero(is_step[idx]), mb.device)
                 mb = mb[learned]
-            if len(mb) > 0:
-                yield mb, (obs, state, seen, action, learned)
+            yield mb, (obs, state, seen, action, learned)
 
     def rollout(self) -> Obs:
         """The observations of the rollout's steps."""

@@ -9,7 +9,18 @@ import pytest
 import torch
 import torch.nn as nn
 from gymnasium import spaces
-from helpers import Record, everything, logged, make_envs, record, run, small_args, vector, weights
+from helpers import (
+    RandomEnv,
+    Record,
+    everything,
+    logged,
+    make_envs,
+    record,
+    run,
+    small_args,
+    vector,
+    weights,
+)
 
 from cleanrl_graph import ppo_graph
 
@@ -317,3 +328,44 @@ def test_seeds_of_environments():
 
     envs = make_envs([partial(Seeded, [(9, False)])] * 5)
     assert envs.reset(30).obs.values[0].ravel().tolist() == [30, 31, 32, 33, 34]
+
+
+class Net32(nn.Module):
+    """The agent itself, for any observation and action."""
+
+    def __init__(self, agent):
+        super().__init__()
+        self.agent = agent
+
+    def forward(self, obs, actions):
+        return [tensor.double() for tensor in self.agent(obs, {"": actions})[1:]]
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"observation": "graph_edges", "head": "nodes"},
+        {"observation": "mixed", "action": "multidiscrete"},
+        {"observation": "set", "head": "pair"},
+    ],
+    ids=lambda kwargs: "+".join(kwargs.values()),
+)
+def test_update_on_ragged_observations(kwargs, tmp_path):
+    """One update on graphs and sets of all sizes has the gradients and losses of the formulas."""
+    flags = dict(env_id="Random-v0", env_kwargs=kwargs, num_envs=4, num_steps=32, seed=3)
+    flags |= dict(total_timesteps=128, num_minibatches=1, update_epochs=1)
+    seen = record(tmp_path, **flags)
+    env = RandomEnv(**kwargs)
+    leaves = ppo_graph.Envs([lambda: env]).leaves
+    gradients, (log,) = reference_run(seen, Net32(seen.agent), leaves, small_args(**flags))
+    for (name, _), gradient in zip(seen.agent.named_parameters(), gradients[0]):
+        assert (gradient is None) == (name not in seen.gradients[0])
+        if gradient is not None:
+            torch.testing.assert_close(seen.gradients[0][name], gradient, atol=1e-5, rtol=1e-4)
+    for scalar, value in log.items():
+        assert seen.scalars[scalar][0][1] == pytest.approx(value, rel=1e-4, abs=1e-5), scalar
+    num_bytes = sum(values.nbytes for step in seen.steps[:-1] for values in step.obs.values)
+    (_, logged), *_ = seen.scalars["charts/obs_bytes_per_step"]
+    assert logged == pytest.approx(num_bytes / 128)  # of the rollout alone
+    sizes = [num for step in seen.steps for flat in step.finals for num in flat.counts.values()]
+    assert len(sizes) > 3 and any(0 in num or num.max() > 20 for num in sizes)

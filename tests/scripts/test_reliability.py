@@ -413,3 +413,15 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.optim.Adam, "step", step)
     with pytest.raises(UsageError, match="update 4"):
         train(tmp_path, checkpoint_every=1, **GRAPH)
+
+
+# ---- Bad numbers ----
+def test_network_that_diverges(tmp_path):
+    """NaN stops the run at the end of its update, before anything is saved."""
+    flags = dict(learning_rate=1e30, checkpoint_every=1, anneal_lr=False, **STATELESS)
+    with pytest.raises(ValueError, match=r"update \d: losses/\w+ is (nan|inf).*--learning-rate"):
+        train(tmp_path, **flags)
+    (folder,) = tmp_path.iterdir()
+    assert not (folder / "model.pt").exists() and (folder / "failed").exists()
+    for path in folder.glob("*.ckpt"):
+        assert all(value.isfinite().all() for value in checkpoint.read(str(path))["model"].values())

@@ -17,10 +17,11 @@ from helpers import (
     make_envs,
     record,
     run,
+    same_weights,
     small_args,
     vector,
 )
-from processes import train_ranks
+from processes import begun_earlier, folder_of, train, train_ranks
 
 from cleanrl_graph import ppo_graph_agents as script
 from cleanrl_graph.envs import crowd
@@ -341,3 +342,49 @@ def test_crowd():
     assert truncated and info["eval"]["arrived"] == len(seen) / env.num_ids
     scores = crowd.reference_scores(1)
     assert scores["straight"][0] > scores["random"][0]
+
+
+def test_a_truncated_agent_without_a_last_row():
+    class Gone(Relay):
+        def step(self, action):
+            *outcome, info = super().step(action)
+            return *outcome, info | {"truncated": [8], "last_observation": self.observe([7])}
+
+    envs = make_envs([Gone], script=script)
+    envs.reset(0)
+    with pytest.raises(
+        script.UsageError, match=r"info\['truncated'\] has \[8\], .* the rows of \[7\]"
+    ):
+        envs.step([[0, 0, 0]])
+
+
+def test_fewer_steps_with_agents_than_minibatches(tmp_path, monkeypatch):
+    """Then there are as many minibatches as these steps."""
+    flags = FLAGS | dict(num_steps=6, num_minibatches=18, total_timesteps=90, update_epochs=1)
+    sizes = []
+
+    class Memory(script.Memory):
+        def minibatches(self, rng, num):
+            found = list(super().minibatches(rng, num))
+            sizes.append((np.count_nonzero(self.storage.whole().counts["set"]), len(found)))
+            yield from found
+
+    monkeypatch.setattr(script, "Memory", Memory)
+    run(tmp_path, script, env_id="Herd-v0", env_kwargs={"most": 2}, **flags)
+    assert len(sizes) == 5 and all(num == steps for steps, num in sizes)
+    assert min(num for _, num in sizes) < 18
+
+
+# ---- Resumed, and used ----
+@pytest.mark.slow
+def test_resume(tmp_path):
+    """A run stopped within an episode goes on bit by bit, and so do its agents' returns."""
+    flags = dict(env_id="Herd-v0", checkpoint_every=1, num_steps=7, total_timesteps=7 * 3 * 4)
+    flags |= dict(num_envs=3, num_minibatches=2, update_epochs=2)
+    whole = train(tmp_path / "a", "ppo_graph_agents", **flags)
+    train(tmp_path / "b", "ppo_graph_agents", **flags)
+    for path in (*tmp_path.glob("b/*/model.pt"), *tmp_path.glob("b/*/checkpoint_*84.ckpt")):
+        path.unlink()
+    begun_earlier(tmp_path / "b")
+    train(tmp_path / "b", "ppo_graph_agents", resume="auto", **flags)
+    assert same_weights(whole, folder_of(tmp_path / "b"))

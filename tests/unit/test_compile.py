@@ -7,6 +7,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from helpers import OBSERVATIONS, SmallEnv, UsageErrors, logged, mismatch, run, vector, weights
+from processes import folder_of, train, train_ranks
 
 from cleanrl_graph import ppo_graph
 from cleanrl_graph import ppo_graph_compile as script
@@ -199,3 +200,16 @@ def test_captured(name, tmp_path, monkeypatch, cache):
     for tag in ("losses/value_loss", "losses/entropy", "charts/episodic_return"):
         assert logged(two, tag) == pytest.approx(logged(one, tag), abs=1e-2, rel=1e-2), tag
     torch.testing.assert_close(weights(two.folder), weights(one.folder), atol=5e-3, rtol=5e-3)
+
+
+@pytest.mark.slow
+def test_ranks(tmp_path, monkeypatch):
+    """Each rank compiles for itself; two ranks x 3 environments learn as one with all 6."""
+    traced(monkeypatch)
+    greedy(monkeypatch)
+    flags = task(env_kwargs={"observation": "set"}, compile_mode="auto", total_timesteps=96)
+    flags |= dict(num_steps=16, num_minibatches=1, update_epochs=1, norm_adv=False)
+    one = weights(train(tmp_path / "1", "ppo_graph_compile", num_envs=6, **flags))
+    assert train_ranks(tmp_path / "2", "ppo_graph_compile", num_envs=3, **flags) == [0, 0]
+    two = weights(folder_of(tmp_path / "2"))
+    torch.testing.assert_close(two, one, atol=1e-6, rtol=1e-6)

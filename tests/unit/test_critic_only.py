@@ -3,15 +3,17 @@ and a trained policy acts without them."""
 
 import importlib
 import json
+from collections import Counter
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from helpers import IDS, graph_space, logged, mismatch, run, sample, small_args, vector
+from helpers import IDS, graph_space, logged, mismatch, record, run, sample, small_args, vector
 from processes import SMALL
 
 from cleanrl_graph import ppo_graph
+from cleanrl_graph.services import export
 from cleanrl_graph.services.policy import load_policy
 
 SCRIPTS = SMALL | {"ppo_graph_aux": {"aux": "reconstruct"}}
@@ -137,3 +139,30 @@ def test_what_is_named(name, paths):
     agent = make()
     assert sorted(leaf.path for leaf in agent.critic_encoder.leaves) == paths
     assert not set(paths) & {leaf.path for leaf in agent.encoder.leaves}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_only_the_value_has_gradients(name, tmp_path):
+    """These networks learn from the loss of the value and from no other."""
+    script = importlib.import_module(f"cleanrl_graph.{name}")
+    for vf_coef in (0.0, 0.5):
+        flags = flags_of(name, vf_coef=vf_coef, total_timesteps=24)
+        found = record(tmp_path / str(vf_coef), script, **flags)
+        sizes = Counter()
+        for gradients in found.gradients:
+            for key, gradient in gradients.items():
+                sizes[key.split(".")[0]] += gradient.abs().sum().item()
+        own = {key for key, _ in found.agent.named_parameters() if key.startswith("critic_encoder")}
+        assert len(own) > 10 and own <= set(found.gradients[0])
+        assert sizes["encoder"] > 0 and (sizes["critic_encoder"] > 0) == (vf_coef > 0)
+
+
+@pytest.mark.slow
+def test_an_exported_policy(tmp_path):
+    """It takes no such key, and returns no value."""
+    path = trained(tmp_path, "ppo_graph").folder / "model.pt"
+    out = tmp_path / "policy.pt2"
+    export.export(str(path), str(out))
+    file = json.loads(out.with_suffix(".json").read_text())
+    leaves = {name for name in file["inputs"] if not name.startswith("counts")}
+    assert leaves == {"graph.nodes", "graph.edge_links", "graph.edges", "goal.x"}

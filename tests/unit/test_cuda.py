@@ -6,8 +6,22 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from helpers import mismatch, run, weights
+from gymnasium import spaces
+from helpers import (
+    OBSERVATIONS,
+    everything,
+    mismatch,
+    plain,
+    run,
+    sample,
+    small_args,
+    stored,
+    weights,
+)
 from processes import SCRIPTS, SMALL, begun_earlier, folder_of, train
+
+from cleanrl_graph import ppo_graph
+from cleanrl_graph.services import runs
 
 pytestmark = [
     pytest.mark.cuda,
@@ -65,3 +79,57 @@ def test_resume_on_cuda(name, resumed_on, tmp_path):
     for name, value in one.items():
         assert two[name].isfinite().all()
         assert resumed_on == "cpu" or torch.allclose(value, two[name], atol=1e-3, rtol=1e-3), name
+
+
+def on_cpu(obs):
+    return {path: ppo_graph.Ragged(*(part.cpu() for part in leaf)) for path, leaf in obs.items()}
+
+
+def assert_equal(a, b):
+    assert a.keys() == b.keys()
+    for path in a:
+        for x, y in zip(a[path], b[path]):
+            assert x.dtype == y.dtype and torch.equal(x, y), path
+
+
+@pytest.mark.parametrize("kind", OBSERVATIONS)
+def test_storage_and_agent(kind):
+    """The same batches and sizes; log-probabilities and values agree within 1e-4."""
+    rng, size = np.random.default_rng(0), lambda rng: rng.choice([0, 1, 4, 60])
+    data = [[sample(OBSERVATIONS[kind], rng, size) for _ in range(4)] for _ in range(6)]
+    host, leaves = stored(OBSERVATIONS[kind], data)
+    device, _ = stored(OBSERVATIONS[kind], data, "cuda")
+    idx = np.random.default_rng(1).integers(24, size=30)
+    assert_equal(everything(host), on_cpu(everything(device)))
+    assert_equal(host.gather(idx)[0], on_cpu(device.gather(idx)[0]))
+    assert all(values.is_cuda for values in device.whole().values)
+    assert runs.sizes(host) == runs.sizes(device)
+
+    agent = ppo_graph.Agent(leaves, spaces.MultiDiscrete([3, 4]), small_args(autoregressive=True))
+    action = plain(agent)(host.gather(idx)[0], greedy=True)[0]
+    _, *expected = plain(agent)(host.gather(idx)[0], action)
+    agent.to("cuda")
+    _, *result = plain(agent)(device.gather(idx)[0], action.cuda())
+    for x, y in zip(expected, result):
+        torch.testing.assert_close(x, y.cpu(), atol=1e-4, rtol=1e-4)
+
+
+def test_pinned_memory_is_not_overwritten():
+    """Steps that follow each other at once do not disturb the copies that are still under way."""
+    rng = np.random.default_rng(0)
+    space = spaces.Box(0, 1, (256, 256), np.float32)
+    data = [[rng.random((256, 256), np.float32) for _ in range(4)] for _ in range(30)]
+    storage, _ = stored(space, data, "cuda")
+    for t, row in enumerate(data):
+        values = storage.gather(np.arange(4 * t, 4 * t + 4))[0]["obs"].values.cpu().numpy()
+        assert np.array_equal(values, np.stack(row))
+
+
+def test_a_model_moves_between_devices(tmp_path):
+    """A model saved on the device is loaded on the CPU."""
+    env = {"env_id": "envs:BestOfSet-v0"}
+    first = run(tmp_path / "a", cuda=True, save_model=True, **env).folder
+    more = dict(load_model=str(first / "model.pt"), save_model=True, learning_rate=0.0)
+    second = run(tmp_path / "b", **env | more).folder
+    saved = torch.load(first / "model.pt", weights_only=True, map_location="cpu")["model"]
+    assert all(torch.equal(saved[name], value) for name, value in weights(second).items())

@@ -559,3 +559,17 @@ def test_columns_become_actions():
     actions = ppo_graph.to_env_actions(space, {"": columns}, "", [])
     found = [(x["a"], *(own.tolist() for own in x["b"])) for x in actions]
     assert found == [(-1, [0.5, 1], [6, 2]), (1, [-1, 0], [5, 0])]
+
+
+def test_a_choice_begins_nearly_uniform():
+    """With fresh weights the entropy is the largest possible one within 1%, however large the
+    numbers are."""
+    case = CASES["node masked"]
+    _, storage, _, envs = setup(case, np.random.default_rng(0).integers(1, 7, (50, 2)))
+    obs = storage.gather(np.arange(50))[0]
+    obs["g.nodes"] = obs["g.nodes"]._replace(values=obs["g.nodes"].values * 30)
+    agent = ppo_graph.Agent(envs.leaves, case.action, ppo_graph.Args(**case.flags))
+    largest = ppo_graph.segment(obs["action_mask"].values.float(), obs["g.nodes"].ptr).log()
+    with torch.no_grad():
+        entropy = plain(agent)(obs, plain(agent)(obs)[0])[2]
+    assert torch.allclose(entropy, largest, rtol=0.01, atol=1e-4)

@@ -327,7 +327,7 @@ def test_actor_and_critic_see_what_is_remembered_of_visible_nodes():
     [
         (Dict(node_ids=Sequence(vector()), g=graph_space()), {}, "must be integers"),
         (Dict(node_ids=IDS, g=graph_space(), h=graph_space()), {}, "one per row of"),
-        (Dict(node_ids=IDS, v=vector(3)), {}, "one per row of"),
+        (Dict(node_ids=IDS, v=vector(3)), {}, "one per node"),
         (Dict(node_ids=IDS, s=Sequence(vector())), {"remember_edges": True}, "needs .* a graph"),
     ],
 )
@@ -396,3 +396,33 @@ def test_each_node_has_its_own_memory(cell, tmp_path):
     flags |= dict(learning_rate=5e-3, total_timesteps=12_000, eval_episodes=100, gnn_dim=16)
     flags |= dict(env_id="RecallElements-v0", gnn_layers=3, cell=cell)
     assert mean_return(run(tmp_path, script, **flags)) > 0.9
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["action", "reward"])
+@pytest.mark.parametrize("on", [False, True])
+def test_inputs_of_the_memory(name, on):
+    """Previous action and reward matter with their flags, but not in a first step."""
+    part = collect(begun([RandomEnv] * 5, **{f"prev_{name}": on}))
+    starts, state = np.array([False] * 4 + [True]), part.memory.now
+    changed = state._replace(action=state.action + 1) if name == "action" else state
+    obs, values = part.memory.storage.append(part.step.obs), []
+    for reward, before in ((1, state), (2, changed)):
+        seen = part.agent.look(obs, starts, np.full(5, reward, np.float32))
+        values.append(part.agent.act(obs, before, seen, greedy=True)[2])
+    assert (values[0] != values[1]).tolist() == [on] * 4 + [False]
+
+
+def test_first_observations_are_valued_without_a_memory():
+    """After a rollout, too, where the episode before has just ended."""
+    part = begun([lambda: RandomEnv("vector")] * 6, num_steps=5)
+    num = 0
+    for _ in range(4):
+        collect(part)
+        ended = np.flatnonzero(part.step.terminated | part.step.truncated)
+        fresh = script.Memory(part.agent, part.envs.leaves, 6, part.args)
+        fresh.begin()
+        every = part.step._replace(terminated=np.ones(6, bool), truncated=np.zeros(6, bool))
+        assert_close(part.next_values[:6][ended], fresh.act(every)[2][ended], 1e-6)
+        num += len(ended)
+    assert num > 2

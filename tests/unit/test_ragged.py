@@ -2,6 +2,8 @@
 Python for random environments: sizes from 0 to 500, episodes that end at any step, all dtypes. A
 step and a minibatch reach the device in few copies, and what is declared costs nothing."""
 
+from unittest import mock
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -305,3 +307,15 @@ def test_declared_maximum_costs_nothing(tmp_path):
 
 
 # ---- Spaces ----
+
+
+@given(st.lists(st.tuples(st.sampled_from("? B e f d h i q".split()), st.integers(0, 5))))
+def test_pack(kinds):
+    """Arrays of any types and sizes, empty ones too, come back as they were."""
+    of = lambda k, num: np.random.default_rng(k).integers(0, 2, (num, k % 3))
+    arrays = [of(k, num).astype(kind) for k, (kind, num) in enumerate(kinds)]
+    with mock.patch.object(ppo_graph, "to_device", lambda array, _: torch.from_numpy(array)):
+        copies = ppo_graph.pack(arrays, Elsewhere())
+    for array, own in zip(arrays, copies, strict=True):
+        host = torch.from_numpy(array)
+        assert own.dtype == host.dtype and own.shape == host.shape and torch.equal(own, host)

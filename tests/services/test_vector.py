@@ -304,6 +304,17 @@ def test_cart_poles_without_velocities_are_those_with_them():
     assert env.spec.max_episode_steps == single.spec.max_episode_steps == 500
 
 
+def test_envpool(tmp_path):
+    pytest.importorskip("envpool", reason="benchmark/requirements-envpool.txt")
+    flags = dict(env_id="envpool:make_gymnasium", vectorization_mode="vector_entry_point")
+    flags |= dict(env_kwargs={"task_id": "CartPole-v1", "seed": 3}, total_timesteps=480)
+    done = run(tmp_path, num_steps=80, eval_episodes=2, **flags)
+    lengths = [length for _, length in done.scalars["charts/episodic_length"]]
+    assert len(done.rows) == 2 and min(lengths) >= 8
+    num_steps = max(step for step, _ in done.scalars["losses/value_loss"])
+    assert 480 - len(steps_of(done.folder)) <= num_steps < 480
+
+
 class Pick(gym.Env):
     """Choose a node; episodes of two steps. `more` rows of the mask are too many."""
 

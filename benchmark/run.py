@@ -53,6 +53,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
+import numpy as np
 import tyro
 
 ROOT = Path(__file__).parents[1]
@@ -152,7 +153,7 @@ def csv_text(episodes: list[tuple], updates: list[tuple], max_rows: int) -> str:
 
 
 def eval_columns(folder: Path) -> dict[str, list] | None:
-    """The columns of the newest eval.csv."""
+    """The columns of the newest eval.csv; of more than 1,000 rows their means."""
     paths = sorted(folder.rglob("eval.csv"), key=lambda path: path.stat().st_mtime_ns)
     if not paths:
         return None
@@ -160,7 +161,14 @@ def eval_columns(folder: Path) -> dict[str, list] | None:
         names, *rows = csv.reader(file)
     is_number = re.compile(r"-?[\d.]+(e[+-]?\d+)?").fullmatch
     number = lambda text: float(f"{float(text):.6g}") if is_number(text) else text
-    return dict(zip(names, ([number(value) for value in column] for column in zip(*rows))))
+    columns = {}
+    for name, column in zip(names, zip(*rows)):
+        columns[name] = [number(value) for value in column]
+        if len(column) > 1000 and all(isinstance(value, float) for value in columns[name]):
+            columns[name] = [float(np.mean(columns[name]))]
+    if len(rows) > 1000:  # the others are names
+        columns = {name: column for name, column in columns.items() if len(column) == 1}
+    return columns
 
 
 def machine() -> dict:

@@ -19,7 +19,8 @@ to run it, and the numbers of observations, nodes, edges and elements are free a
             outputs, memory = program(inputs, memory)
             action = outputs["action"][0].detach().numpy()
             obs, reward, terminated, truncated, _ = env.step(action)
-            memory["reward"] = torch.tensor([reward], dtype=torch.float32)  # if there is a memory
+            if memory:
+                memory["reward"] = torch.tensor([reward], dtype=torch.float32)
             done = terminated or truncated
 
 inputs     LEAF           an array of the observation, as "map.nodes": [B, ...], or the rows of all
@@ -46,9 +47,9 @@ is tested with vectors. ONNX has no ragged rows and is not supported.
 
 The action is greedy. To draw one, use the distributions, or export with --no-greedy: then it is
 drawn by torch's generator. With --autoregressive only the latter is right, since the distribution
-of a part is the one given the parts before it in `action`. Masks are those of the environment that
-`load_policy(...).make_env()` returns. This makes the inputs of one observation with numpy alone;
-batches are joined along the first axis:
+of a part is the one given the parts before it in `action`. Observations, with --wrap, and masks are
+those of the environment that `load_policy(...).make_env()` returns. This makes the inputs of one
+observation with numpy alone; batches are joined along the first axis:
 
     def inputs_of(obs, forms):
         inputs = {}

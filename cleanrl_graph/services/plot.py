@@ -175,7 +175,8 @@ def find(folders: Iterable[str], window: int, evaluations: str | None = None) ->
         points = evaluations_of(folder, evaluations) if evaluations else episodes_of(folder)
         if not points:
             if flags_of(folder).get("total_timesteps") != 0:  # 0: only an evaluation
-                print(f"{folder}: no {what} has ended", file=sys.stderr)
+                hint = " (--eval-every makes them)" if evaluations else ""
+                print(f"{folder}: no {what} has ended{hint}", file=sys.stderr)
             continue
         steps, seconds, values = np.array(points, float).T[:3]
         means = values if evaluations else running_mean(values, np.ones(len(values)), window)
@@ -221,6 +222,12 @@ def curves_of(runs: list[Run], by: Iterable[str]) -> dict[tuple[str, str], list[
         merged = differing(own)
         if merged:
             print(f"{env_id}, {label}: its runs differ in {', '.join(merged)}", file=sys.stderr)
+        most = max(run.steps[-1] for run in own)
+        for run in own:
+            last = run.steps[-1]
+            if last < 0.9 * most:  # it was stopped, or has longer episodes
+                ends = f"ends at step {last:,.0f} of {most:,.0f}, its last value counts on"
+                print(f"{run.folder}: {ends}", file=sys.stderr)
     return curves
 
 

@@ -42,8 +42,9 @@ from cleanrl_graph.services.check import (
 from cleanrl_graph.services.process import accelerate, default_generator
 
 OTHERS = ("norm_obs", "aux")  # flags beside those of the network that make it, too
-FREE = {"memory_length", "env_kwargs", "wrap"}  # may differ from the file's
-OF_A_RUN = checkpoint.FREE | {"seed", "world_size"}  # say nothing of a training
+FREE = {"memory_length", "env_kwargs", "wrap", "vectorization_mode"}  # may differ from the file's
+# Say nothing of a training
+OF_A_RUN = checkpoint.FREE - {"vectorization_mode"} | {"seed", "world_size"}
 
 
 def model_file(path: str) -> str:
@@ -216,7 +217,7 @@ def take_flags(args: Any, given: Iterable[str] = ()) -> None:
     given = {*given, *(name for name, value in vars(args).items() if value != defaults[name])}
     names = network_flags(args)
     if "env_id" not in given or args.env_id == saved.get("env_id"):
-        names += ["env_id", "env_kwargs", "wrap"]
+        names += ["env_id", "env_kwargs", "wrap", "vectorization_mode"]
     taken = []
     kept = []
     wrong = []
@@ -342,6 +343,9 @@ class Policy:
     def make_env(self, i: int = 0, **kwargs) -> gym.Env:
         """The environment of the file's flags in its wrappers, entry i of --env-kwargs, with more
         keyword arguments. Its masks are as the script reads them."""
+        if vector.has_function(self.args):
+            name = self.args.env_id
+            raise UsageError(f"{name} makes a VectorEnv, no single environment: call it yourself")
         env = make_env(self.script, self.args, i, **kwargs)
         masked = CanonicalMasks(env, self.script, self.args)
         return masked if masked.forms else env

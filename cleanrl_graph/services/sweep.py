@@ -286,6 +286,15 @@ def jobs_of(name: str, flags: dict[str, list[str]]) -> tuple[list[Job], list[str
     return jobs, [grid[k][0][0][2:] for k in several]
 
 
+def note_flags(job: Job) -> None:
+    """Leaves the flags of a short script, which writes none, where services.plot looks for them."""
+    _, flags = split(job.command)
+    given = {flag[0][2:].replace("-", "_"): " ".join(flag[1:]) for flag in flags}
+    for path in job.folder.glob("runs/*/events.out*"):
+        of_name = dict(zip(("env_id", "exp_name", "seed"), path.parent.name.split("__")))
+        path.with_name("args.json").write_text(json.dumps(of_name | given))
+
+
 def is_finished(job: Job) -> bool:
     path = job.folder / "exit_code"
     return path.exists() and path.read_text() == "0"
@@ -300,6 +309,8 @@ def main(argv: list[str]) -> int:
 
     def ended(job: Job, code: int, began: float) -> None:
         (job.folder / "exit_code").write_text(str(code))
+        if mini_of(job.command) is not None:
+            note_flags(job)
 
     where = flags["run_dir"][0]
     code = work(where, jobs, is_finished, ended, int(flags["workers"][0]))

@@ -13,6 +13,7 @@ returns the first one of the next episode: `Step.is_step` says that this row is 
 import contextlib
 import importlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -51,9 +52,9 @@ def wrong_flags(script: ModuleType, args: Any) -> Iterator[str]:
             if getattr(args, name, None):
                 flag = f"--{name.replace('_', '-')}"
                 yield f"{FLAG}: {flag} needs single environments, of which {args.env_id} makes none"
-    name = script.__name__.rpartition(".")[2]
+    name = Path(script.__file__).name
     if hasattr(script, "Collector"):
-        yield f"{FLAG}: {name} steps single environments in processes of their own, ppo_graph here"
+        yield f"{FLAG}: {name} steps single environments in processes of their own"
     elif "is_step" not in script.Step._fields:
         yield f"{FLAG}: in {name} each agent has a reward of its own, a VectorEnv has one for all"
 

@@ -164,6 +164,8 @@ if __name__ == "__main__":
     import mine
     Path("runs").mkdir()
     Path("runs/given").write_text(" ".join(sys.argv[1:]))
+    Path("runs/E-v0__x_mini__1__7").mkdir()
+    Path("runs/E-v0__x_mini__1__7/events.out.tfevents.1").touch()
 """
 
 
@@ -179,6 +181,8 @@ def test_sweep_of_a_small_script(script):
     for job, gamma in zip(jobs, ("0.8", "0.9")):
         given = (job.folder / "runs" / "given").read_text()
         assert given == f"--gamma {gamma} --seed 1" and sweep.is_finished(job)
+        flags = plot.flags_of(job.folder / "runs" / "E-v0__x_mini__1__7")
+        assert flags["gamma"] == gamma and flags["env_id"] == "E-v0" and flags["seed"] == "1"
 
 
 # ---- Curves ----
@@ -191,6 +195,13 @@ def made_run(folder, returns, steps=10, **flags):
     rows = [f"{(k + 1) * steps},{k + 1}.00,{ret},{steps},," for k, ret in enumerate(returns)]
     text = "step,seconds,return,length,group,task"
     (folder / "episodes.csv").write_text("\n".join([text, *rows]) + "\n")
+
+
+def test_a_run_that_ended_earlier_is_named(tmp_path, capsys):
+    made_run(tmp_path / "a", [1.0] * 20)
+    made_run(tmp_path / "b", [2.0] * 5, seed=2)
+    plot.curves_of(plot.find([str(tmp_path)], 100), ())
+    assert "b: ends at step 50 of 200, its last value counts on" in capsys.readouterr().err
 
 
 def curves_csv(folder):

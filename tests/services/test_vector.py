@@ -275,8 +275,8 @@ def test_what_is_not_declared_is_a_sentence(what, tmp_path):
         ("graph", dict(wrap=("z:uniform:2",)), "--wrap wraps single"),
         ("graph", dict(eval_suite="all"), "--eval-suite needs single environments"),
         ("graph", dict(capture_video=True), "--capture-video needs single environments"),
-        ("graph_async", {}, "ppo_graph_async steps single environments"),
-        ("graph_agents", {}, "in ppo_graph_agents each agent has a reward"),
+        ("graph_async", {}, "ppo_graph_async.py steps single environments"),
+        ("graph_agents", {}, "in ppo_graph_agents.py each agent has a reward"),
     ],
 )
 def test_what_cannot_be_is_a_sentence(name, flags, problem, tmp_path):
@@ -404,6 +404,10 @@ def test_load_policy_of_what_a_function_makes(tmp_path):
     path, env = str(done.folder / "model.pt"), Legal()
     given = InfoMask(make_legal(2, "SameStep"), "action_mask")
     policies = load_policy(path), load_policy(path, env=given)
+    with pytest.raises(UsageError, match="makes a VectorEnv, no single environment"):
+        policies[0].make_env()
+    played = run(tmp_path / "again", load_model=path, total_timesteps=0, eval_episodes=2)
+    assert len(played.rows) == 2
     obs, info = env.reset(seed=1)
     for _ in range(3):
         obs = {"action_mask": info["action_mask"]} | obs

@@ -294,7 +294,7 @@ def checked_parts(action_space, observation_space, **flags):
     return make_envs([make], **flags).parts[0]
 
 
-def stored(observation_space, observations):
+def stored(observation_space, observations, device="cpu"):
     """(Storage, leaves) that hold observations[t][i] of step t and environment i, sent through
     ppo_graph.py's own Envs."""
     makers = [
@@ -302,7 +302,7 @@ def stored(observation_space, observations):
         for i in range(len(observations[0]))
     ]
     envs = ppo_graph.Envs(makers)
-    storage = ppo_graph.Storage(envs.leaves, torch.device("cpu"))
+    storage = ppo_graph.Storage(envs.leaves, torch.device(device))
     storage.append(envs.reset(0).obs)
     for _ in observations[1:]:
         storage.append(envs.step([0] * len(envs.envs)).obs)

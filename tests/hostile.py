@@ -494,7 +494,7 @@ returns("group list", says=left_out, terminated=True, info={"group": ["a"]})
 returns("cost nan", "nan in .*'eval'.*", terminated=True, info={"eval": {"cost": np.nan}})
 old = ".*gym's old interface"
 result("four values", f"env 1, step 3, step.*: {old}", lambda *values: values[:4])
-result("reset: nothing", f"env 0, step 0, reset: {old}", first=lambda obs: None)
+result("reset: nothing", f"env 0, step 0.*{old}", first=lambda obs: None)
 mask_info = {"action_mask": np.array([0, 1, 0], np.int8)}
 result("mask of reset alone", "cannot be read", first=lambda obs: (obs, mask_info))
 
@@ -559,7 +559,7 @@ for problem in (OSError(5, "broken"), NoCopy(1, 2)):
 add("raises", "SystemExit", "env 1, step 3, step.*: SystemExit", hooks=dict(step=exits), **FAILED)
 lost = raises(KeyError("the licence"))
 add("raises", "in its constructor", "in hook\n.*KeyError: 'the licence'", hooks=dict(init=lost))
-said = "in hook\n.*env 0, step 0, reset: KeyError: 'the licence'"
+said = "in hook\n.*env 0, step 0.*: KeyError: 'the licence'"
 add("raises", "in reset", said, hooks=dict(reset=lost))
 together = left("events*", "model.pt", "eval.csv", "*.ckpt")
 process("changes the folder", elsewhere, flags="--save-model", after=together)

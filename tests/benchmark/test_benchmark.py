@@ -901,7 +901,7 @@ def parses(command):
     return helpers.parsed(name, flags)
 
 
-SHELL_FILES = """actions async bounds cells critic_only dag_schedule demos entities
+SHELL_FILES = """actions async bounds cells critic_only dag_schedule demos entities envpool
     flexible_job_shop graph_context job_shop minigrid_memory pogema popgym ppo_framestack ppo_graph
     ppo_gtrxl ppo_lstm_sparse public_tasks recall routes set_layers skills speed stateless_cartpole
     third_party vectors vertex_cover""".split()

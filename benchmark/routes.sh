@@ -1,6 +1,6 @@
 #!/bin/bash
 # TSPInsert-v0 and CVRPSavings-v0: the travelling salesman and a vehicle's routes, trained on random instances of 20 places,
-# tested greedily on the 10,000 of the attention model's test, and with the same models on the first 1,000 of 50 and of 100
+# tested greedily on the 10,000 of the attention model's test, and with the same models on the first 1,000 of 50 and of 100,
 # beside rules (rules) and published figures (table). About 40 minutes of one core for a seed.
 #
 #     bash benchmark/routes.sh [--out DIR] [FLAGS OF run.py]     # PARTS="mini tours vehicle rules table" is the default
@@ -16,7 +16,8 @@ more="--num-envs 32 --num-steps 64 --num-minibatches 8
 mini="cleanrl_graph/ppo_graph_mini.py --env-id cleanrl_graph.envs:TSPInsert-v0 --gamma 1 --total-timesteps 60000
     --num-envs 32 --num-steps 64 --ent-coef 0.003 --no-clip-vloss"
 
-# Trains, then plays 50 and 100 places with the model: NAME OF THE RUNS, OF THE MODELS, cities or customers, SCRIPT, STEPS, FLAGS OF run.py
+# Trains, then plays 50 and 100 places with the model:
+#     play_sizes NAME_OF_RUNS NAME_OF_MODELS cities|customers SCRIPT STEPS [FLAGS OF run.py]
 play_sizes() {
     local name=$1 saved=$2 each=$3 script=$4 steps=$5 seed model commands size
     shift 5

@@ -39,9 +39,8 @@ class PoissonGraphVectorEnv(VectorEnv):
         self.single_action_space = single.action_space
         self.observation_space = batch_space(single.observation_space, num_envs)
         self.action_space = batch_space(single.action_space, num_envs)
-        self.cursor = (
-            BLOCK  # which of the BLOCK observations of each environment is the present one
-        )
+        # Which of the BLOCK observations of each environment is the present one
+        self.cursor = BLOCK
 
     def reset(self, *, seed=None, options=None):
         """Returns the first observations and {}. Environment i has seed + i, or entry i of a

@@ -339,11 +339,11 @@ class Compared:
 
 
 class Twin(Compared, gym.Wrapper):
-    pass
+    """That of a single environment."""
 
 
 class VectorTwin(Compared, VectorWrapper):
-    pass
+    """That of a VectorEnv."""
 
 
 @contextlib.contextmanager

@@ -234,7 +234,7 @@ class Entries(nn.Module):
         is_kept = ~seen.starts[env]  # bool [entries]: their episode goes on
         is_same = (env[:, None] == seen.step) & (node_id[:, None] == seen.keys)  # [entries, nodes]
         is_same = is_same & is_kept[:, None]
-        numbers = torch.arange(1, len(is_kept) + 1)
+        numbers = torch.arange(1, len(is_kept) + 1, device=x.device)
         rows = (is_same * numbers[:, None]).sum(0)  # 0 for a node without an entry
         new = self.cell(x, F.pad(before, (0, 0, 0, 0, 1, 0))[rows])
         others = is_kept & ~is_same.any(1)  # of nodes that are not seen now

@@ -592,7 +592,7 @@ class CVRPSavingsEnv(CVRPEnv):
         nodes[:, 3] = load / self.capacity
         nodes[:, 4] = same.sum(1) == 1
         nodes[:, 5] = best[:, 0]
-        nodes[:, 6] = best[:, 0] - best[:, 1] if len(shown) > 1 else 0
+        nodes[:, 6] = best[:, 0] - best[:, 1]
         nodes[:, 7] = len(shown) / num
         np.fill_diagonal(same, False)
         is_edge = can_link | same

@@ -7,7 +7,7 @@ Sequence) is read environment by environment. All arrays are copied: it may writ
 What happens at an episode's end is the environment's to say, by its autoreset_mode. SAME_STEP: the
 observation begins the next episode, the last one is in info["final_obs"]. DISABLED: it is reset by
 a reset_mask. NEXT_STEP: the observation is the last one, the next call ignores the action and
-returns the first one of the next episode: `Step.is_step` says that this row is none.
+returns the first one of the next episode: `Step.is_step` is False for this row.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ def wrong_flags(script: ModuleType, args: Any) -> Iterator[str]:
     if hasattr(script, "Collector"):
         yield f"{FLAG}: {name} steps single environments in processes of their own"
     elif "is_step" not in script.Step._fields:
-        yield f"{FLAG}: in {name} each agent has a reward of its own, a VectorEnv has one for all"
+        yield f"{FLAG}: in {name} each agent has a reward, a VectorEnv has one per environment"
 
 
 def function_of(env_id: str) -> Callable | None:
@@ -145,7 +145,7 @@ class InfoMask(VectorWrapper):
             raise gym.error.Error(f"info['{self.name}'] has the shape {found}, not {needed}")
         if not (has_mask | is_last | ~is_new).all():
             i = int(np.argmin(has_mask | is_last | ~is_new))
-            raise gym.error.Error(f"env {i} of it: info lacks {self.name}")
+            raise gym.error.Error(f"env {i} of this VectorEnv: info lacks {self.name}")
         masks = np.where(is_last[:, None], 1, self.masks)
         self.masks = np.where((is_new & has_mask)[:, None], found, masks)
         return wrappers.with_key(self.env.single_observation_space, obs, "action_mask", self.masks)
@@ -212,12 +212,12 @@ class VectorEnvs:
         self.first = first
         self.num_steps = 0
         self.num_skipped = 0  # rows that were no steps
-        # Of two rows of an environment one is a step, so that each minibatch has some, on each rank
-        most = args.num_envs * (args.num_steps // 2)
-        if self.mode is AutoresetMode.NEXT_STEP and args.num_minibatches > most:
+        # Of two rows of an environment one is a step; each minibatch needs one, on each rank
+        least = args.num_envs * (args.num_steps // 2)
+        if self.mode is AutoresetMode.NEXT_STEP and args.num_minibatches > least:
             raise UsageError(
                 f"--num-minibatches {args.num_minibatches}: a rollout of {args.num_envs} x "
-                f"{args.num_steps} rows may have no more than {most} steps, as the row after an "
+                f"{args.num_steps} rows may have as few as {least} steps, as the row after an "
                 "episode's end is none with AutoresetMode.NEXT_STEP"
             )
         space = env.single_observation_space
@@ -323,7 +323,7 @@ class VectorEnvs:
     def call(self, method: Callable, *args, **kwargs) -> tuple:
         """What `reset` or `step` returns."""
         try:
-            with np.errstate():
+            with np.errstate():  # an environment may change it
                 return method(*args, **kwargs)
         except (Exception, SystemExit) as problem:
             raise explained(f"{self.place()}, {method.__name__}", problem) from None
@@ -453,7 +453,8 @@ class VectorEnvs:
             raise UsageError(f"{self.place(i, leaf.path)}: {problem}")
 
     def state(self) -> dict:
-        """What `restore` goes on from; "env" is None where no copy of it does the same."""
+        """What `restore` goes on from; to be pickled at once. "env" is None where no copy of it
+        does the same: then it cannot go on."""
         if not isinstance(self.env.env, checkpoint.VectorTwin):
             self.env.env = checkpoint.VectorTwin(self.env.env)
         record = {name: vars(self.env)[name] for name in RECORDED}

@@ -368,6 +368,8 @@ def bits(value: Any) -> Any:
         return [bits(child) for child in value]
     if isinstance(value, dict):
         return {k: bits(child) for k, child in value.items()}
+    if hasattr(value, "num_rows"):  # a FlatBatch, whose observations have different sizes
+        return bits([value.rows, value.num_rows, value.num_edges])
     array = np.asarray(value)
     if array.dtype.hasobject:
         return repr(array.tolist())

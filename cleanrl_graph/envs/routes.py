@@ -532,8 +532,9 @@ class CVRPSavingsEnv(CVRPEnv):
     whose saving is one of the LARGEST largest of one of their ends, among the ones that the vehicle
     can carry, and those between both ends of a route, edges float32 [e, 4]: the distance, the
     saving, what both carry together, 1 for the ends of one route; "action_mask": int8 [e], 1 for
-    links of two routes, in one direction}. A distance between two customers is a multiple of
-    1 / sqrt(number of customers). What lies between the ends is no longer shown. Action: a row of
+    links of two routes, in one direction}. Lengths are those of the unit square, but the distance
+    of an edge is times sqrt(number of customers) / 2, so that neighbours are about as far apart in
+    instances of all sizes. What lies between the ends is no longer shown. Action: a row of
     the edges whose mask is 1. Reward: by how much shorter the routes get by this choice if the rule
     links the others, as percent of the length by the rule alone. The episode terminates when no two
     routes can be linked; info["eval"] has their length and that by the rule.

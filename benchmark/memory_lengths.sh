@@ -1,0 +1,43 @@
+#!/bin/bash
+# MemoryLength and T-maze with 10, 100 and 1,000 steps between the cue and the choice: at which length does each memory
+# break? A rollout is as long as an episode, and a training ends where 95% of the greedy return are reached. Otherwise flags
+# are the defaults. About ... of one core for a seed.
+#
+#     bash benchmark/memory_lengths.sh [--out DIR] [FLAGS OF run.py]     # LENGTHS="10 100 1000" is the default
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+TABLE=memory_lengths
+export OMP_NUM_THREADS=1
+
+declare -A steps=([10]=100000 [100]=300000 [1000]=500000) episodes=([10]=100 [100]=100 [1000]=20)
+systems=()
+memories=(lstm gru mingru gtrxl frames all_frames)
+for length in ${LENGTHS:-10 100 1000}; do
+    flags="--env-kwargs '{\"length\": $length}' --total-timesteps ${steps[$length]} --num-steps $((length < 128 ? 128 : length + 2))
+        --eval-every 4 --eval-episodes ${episodes[$length]} --stop-at 0.95"
+    commands=()
+    for memory in "${memories[@]}"; do
+        case $memory in
+            gtrxl) script="ppo_gtrxl.py --memory-length $((length + 2))" ;;
+            frames) script="ppo_framestack.py" ;;
+            all_frames) script="ppo_framestack.py --obs-shifts $((-length - 1)):0" ;;
+            *) script="ppo_lstm_sparse.py --cell $memory" ;;
+        esac
+        commands+=("${memory}_$length=cleanrl_graph/$script $flags")
+    done
+    "$PYTHON" benchmark/run.py --table $TABLE --env-ids envs:MemoryLength-v0 envs:TMaze-v0 --seeds ${SEEDS:-1 2 3} "$@" \
+        --commands "${commands[@]}"
+done
+
+declare -A names=([lstm]="LSTM" [gru]="GRU" [mingru]="minGRU" [gtrxl]="GTrXL" [frames]="16 frames" [all_frames]="all frames")
+for task in MemoryLength TMaze; do
+    for length in ${LENGTHS:-10 100 1000}; do
+        for memory in "${memories[@]}"; do
+            systems+=("$task, $length steps|${names[$memory]}=${memory}_${length}_$task-v0_*")
+        done
+    done
+done
+"$PYTHON" benchmark/report.py --table $TABLE --skip --columns steps final greedy --systems "${systems[@]}" \
+    --note "Greedy: the evaluation at the end, after the first evaluation of at least 0.95, or after all steps. Without memory
+MemoryLength has 0 and TMaze at most 0.5. Frames see the last 16 observations and actions, all frames those of the whole episode
+and 16 actions." "The transformer's memory is as long as an episode."

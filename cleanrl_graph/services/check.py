@@ -160,6 +160,10 @@ def make_env(script: ModuleType, args: Any, i: int = 0, /, **more) -> gym.Env:
     if type(env) is gym.wrappers.RecordEpisodeStatistics:  # it fails where info is None
         env = Record(env.env)
     env = wrappers.wrap_all(env, args.wrap, "rewards" in script.Step._fields)
+    try:
+        env = wrappers.find_mask(env)
+    except (Exception, SystemExit) as problem:
+        raise explained("the first reset, which looks for a mask", problem) from None
     put_back(before)
     return env
 

@@ -29,6 +29,7 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from torch.utils._pytree import tree_map_only
 
 from cleanrl_graph.envs.fitting import say
+from cleanrl_graph.services.arguments import FREE
 from cleanrl_graph.services.check import close, kept_latest, plain, put_back, settings
 from cleanrl_graph.services.process import default_generator
 from cleanrl_graph.services.workers import joined
@@ -38,12 +39,6 @@ SAME = set(
     "script env_id env_kwargs wrap num_envs num_workers world_size obs_shifts action_shifts "
     "reward_shifts memory_length amsgrad".split()
 )  # the saved environments, memory or optimizer fit no other values
-FREE = set(
-    "run_dir track wandb_project_name wandb_entity capture_video save_model load_model "
-    "load_matching checkpoint_every checkpoint_minutes resume eval_suite eval_episodes "
-    "eval_samples eval_max_steps eval_every stop_at env_timeout vectorization_mode cuda "
-    "exp_name num_iterations".split()
-)  # all others shape the training
 GONE = {
     "readout": "meanmax",
     "image_views": "channels",

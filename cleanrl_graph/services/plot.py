@@ -29,7 +29,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import tyro
 
-from cleanrl_graph.services.checkpoint import FREE
+from cleanrl_graph.services.arguments import FREE
 from cleanrl_graph.services.csv_file import read
 
 # Flags that make no other curve, and what args.json has beside flags
@@ -59,13 +59,14 @@ class Args:
 
 class Run(NamedTuple):
     """After each episode, or evaluation: `steps` and `seconds` of the training, the mean return of
-    the last episodes, or what was measured."""
+    the last episodes, or what was measured, which `is_marked` in a picture."""
 
     folder: Path
     flags: dict
     steps: np.ndarray
     seconds: np.ndarray
     means: np.ndarray
+    is_marked: bool = False
 
     @property
     def env_id(self) -> str:
@@ -180,7 +181,8 @@ def find(folders: Iterable[str], window: int, evaluations: str | None = None) ->
             continue
         steps, seconds, values = np.array(points, float).T[:3]
         means = values if evaluations else running_mean(values, np.ones(len(values)), window)
-        runs.append(Run(folder, flags_of(folder), steps, seconds, means))
+        is_marked = evaluations is not None
+        runs.append(Run(folder, flags_of(folder), steps, seconds, means, is_marked))
     if not runs:
         raise SystemExit(f"there is no run with an {what} in {' '.join(folders)}")
     return runs
@@ -217,7 +219,8 @@ def curves_of(runs: list[Run], by: Iterable[str]) -> dict[tuple[str, str], list[
                 others = f"the runs differ in {', '.join(differ) or 'no flag'}"
                 raise SystemExit(f"--by {name}: {run.folder} has no such flag; {others}")
             label.append(f"{name} {run.flags[name]}")
-        curves.setdefault((run.env_id, ", ".join(label) or "all"), []).append(run)
+        name = ", ".join(label) or str(run.flags.get("exp_name", "all"))
+        curves.setdefault((run.env_id, name), []).append(run)
     for (env_id, label), own in curves.items():
         merged = differing(own)
         if merged:
@@ -231,14 +234,18 @@ def curves_of(runs: list[Run], by: Iterable[str]) -> dict[tuple[str, str], list[
     return curves
 
 
-def on_grid(points: list[np.ndarray], means: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def on_grid(runs: list[Run], axis: str) -> tuple[np.ndarray, np.ndarray]:
     """(x [points], means [runs, points]) from where all runs have a mean. A run that ends earlier
-    than the longest keeps its last one."""
-    grid = np.linspace(0, max(own[-1] for own in points), NUM_POINTS + 1)[1:]
+    than the longest keeps its last one. The points of evaluations are their own."""
+    points = [getattr(run, axis) for run in runs]
+    if runs[0].is_marked:
+        grid = np.unique(np.concatenate(points))
+    else:
+        grid = np.linspace(0, max(own[-1] for own in points), NUM_POINTS + 1)[1:]
     grid = grid[grid >= max(own[0] for own in points)]
     rows = []
-    for own, values in zip(points, means):
-        rows.append(values[np.searchsorted(own, grid, side="right") - 1])
+    for own, run in zip(points, runs):
+        rows.append(run.means[np.searchsorted(own, grid, side="right") - 1])
     return grid, np.array(rows)
 
 
@@ -262,17 +269,17 @@ def write_curves(path: Path, curves: dict) -> None:
         lines.writerow(["env_id", "curve", "axis", "x", "mean", "deviation", "runs"])
         for key, runs in curves.items():
             for axis in AXES:
-                grid, rows = on_grid(
-                    [getattr(run, axis) for run in runs], [run.means for run in runs]
-                )
+                grid, rows = on_grid(runs, axis)
                 for x, mean, deviation in zip(grid, *mean_and_deviation(rows)):
                     spread = "" if np.isnan(deviation) else f"{deviation:.6g}"
-                    lines.writerow([*key, axis, f"{x:.6g}", f"{mean:.6g}", spread, len(runs)])
+                    lines.writerow([*key, axis, f"{x:.10g}", f"{mean:.6g}", spread, len(runs)])
 
 
-def table(curves: dict, last: str) -> str:
-    """A markdown table with a row per curve, whose last value is called `last`."""
-    lines = [f"| environment | curve | runs | steps | seconds | {last} |", "|" + " --- |" * 6]
+def table(curves: dict, last: str, what: str = "episode") -> str:
+    """A markdown table with a row per curve, whose last value is called `last`, and where it was:
+    mean step and second of the last `what`."""
+    at = f"last {what} at step | at second"
+    lines = [f"| environment | curve | runs | {at} | {last} |", "|" + " --- |" * 6]
     for (env_id, label), runs in curves.items():
         ends = np.array([run.means[-1] for run in runs])
         steps = np.mean([run.steps[-1] for run in runs])
@@ -300,9 +307,10 @@ def draw_curve(
 ) -> float:
     """Draws a line and its band from the step or second on at which all runs have a mean. Returns
     the line's last value."""
-    grid, rows = on_grid([getattr(run, x) for run in runs], [run.means for run in runs])
+    grid, rows = on_grid(runs, x)
     line, low, high = band(rows)
-    axis.plot(grid / unit, line, color=colour, linestyle=style, linewidth=1.6)
+    look = dict(color=colour, linestyle=style, linewidth=1.6)
+    axis.plot(grid / unit, line, marker="." if runs[0].is_marked else None, **look)
     axis.fill_between(grid / unit, low, high, color=colour, alpha=0.18, linewidth=0)
     return line[-1]
 
@@ -395,14 +403,16 @@ def draw(path: Path, curves: dict[tuple[str, str], list], band: Callable, look: 
 
 def main(args: Args) -> None:
     curves = curves_of(find(args.runs, args.episodes, args.evaluations), args.by)
+    what = "episode"
     last = f"return of the last {args.episodes} episodes"
     drawn = f"the mean {last}"
     if args.evaluations:
+        what = "evaluation"
         last = drawn = f"{args.evaluations} of the last evaluation"
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     write_curves(out / "curves.csv", curves)
-    text = table(curves, last)
+    text = table(curves, last, what)
     (out / "table.md").write_text(text + "\n")
     print(text)
     counts = dict.fromkeys(str(len(runs)) for runs in curves.values())

@@ -93,14 +93,25 @@ def make(args: Any, num_envs: int = 0) -> VectorEnv:
     name = f"--env-id {args.env_id}"
     if not isinstance(env, VectorEnv):
         raise UsageError(f"{name} makes {type(env).__name__}, not a gymnasium.vector.VectorEnv")
-    if env.num_envs != size:
-        asked = f"{size} were asked for" if num_envs else f"--num-envs is {size}"
-        raise UsageError(f"{name}: num_envs is {env.num_envs}, {asked}")
-    mode = env.metadata.get("autoreset_mode")
-    if not isinstance(mode, AutoresetMode):
-        kinds = ", ".join(f"AutoresetMode.{kind.name}" for kind in AutoresetMode)
-        raise UsageError(f"{name}: metadata['autoreset_mode'] is {mode!r}; say one of {kinds}")
+    with closed_if_refused(env):
+        if env.num_envs != size:
+            asked = f"{size} were asked for" if num_envs else f"--num-envs is {size}"
+            raise UsageError(f"{name}: num_envs is {env.num_envs}, {asked}")
+        mode = env.metadata.get("autoreset_mode")
+        if not isinstance(mode, AutoresetMode):
+            kinds = ", ".join(f"AutoresetMode.{kind.name}" for kind in AutoresetMode)
+            raise UsageError(f"{name}: metadata['autoreset_mode'] is {mode!r}; say one of {kinds}")
     return env
+
+
+@contextlib.contextmanager
+def closed_if_refused(env: VectorEnv) -> Iterator[None]:
+    """A VectorEnv may have processes or a simulator, which end with it."""
+    try:
+        yield
+    except Exception:
+        check.close(env)
+        raise
 
 
 def one_of(script: ModuleType, args: Any) -> gym.Env:
@@ -111,13 +122,18 @@ def one_of(script: ModuleType, args: Any) -> gym.Env:
     return env
 
 
-def info_of(info: dict, i: int) -> dict:
+def info_of(info: dict, i: int, num_envs: int) -> dict:
     """What the infos of N environments say of environment i. gymnasium has an array for each name
-    and beside it, with an underscore, which environments have it."""
+    and beside it, with an underscore, which environments have it; without that all have."""
     own = {}
     for name, values in info.items():
-        if f"_{name}" in info and info[f"_{name}"][i]:
-            own[name] = info_of(values, i) if isinstance(values, dict) else values[i]
+        has_one = info.get(f"_{name}", np.ones(num_envs, bool))
+        if name.startswith("_") or not has_one[i]:
+            continue
+        if isinstance(values, dict):
+            own[name] = info_of(values, i, num_envs)
+        elif getattr(values, "shape", ())[:1] == (num_envs,):
+            own[name] = values[i]
     return own
 
 
@@ -212,6 +228,14 @@ class VectorEnvs:
         self.first = first
         self.num_steps = 0
         self.num_skipped = 0  # rows that were no steps
+        self.metric_names = None  # of the last episode
+        with closed_if_refused(env):
+            self.take(env, args)
+
+    def take(self, env: VectorEnv, args: Any) -> None:
+        """Sets the VectorEnv in its wrappers, and what its spaces mean. UsageError for those that
+        the script cannot read."""
+        script = self.script
         # Of two rows of an environment one is a step; each minibatch needs one, on each rank
         least = args.num_envs * (args.num_steps // 2)
         if self.mode is AutoresetMode.NEXT_STEP and args.num_minibatches > least:
@@ -227,7 +251,6 @@ class VectorEnvs:
             env = InfoMask(env, name) if name else env
         self.env = RecordEpisodeStatistics(env)
         self.envs = [Record(self.env, i) for i in range(self.num_envs)]
-        self.metric_names = None  # of the last episode
         self.space = env.single_observation_space
         self.action_space = env.single_action_space
         self.leaves = script.leaves_of(self.space)
@@ -300,7 +323,8 @@ class VectorEnvs:
     def report_of(self, info: dict, i: int, episode: dict) -> dict:
         """The info of an episode that ends, with what it says for the log."""
         names = {name for known in REPORTED for name in (known, f"_{known}")}
-        said = info_of({name: info[name] for name in names & set(info)}, i)
+        said = {name: info[name] for name in names & set(info)}
+        said = info_of(said, i, self.num_envs)
         said = metrics.own_metrics(check.own_report(said))
         problems = [
             *check.wrong_report(said.get("eval", {})),

@@ -1,8 +1,6 @@
 """What is measured on a GPU: `bash benchmark/gpu.sh --out DIR`, in ten minutes.
 
     checks    does the machine compile; where each script waits; do collection and training agree
-    kernels   LSTM, attention, maxima, sums and precision, each against its alternative
-    profile   bytes copied, waits of the host, how busy the GPU is
     sps       steps per second of whole trainings, eager and compiled, and of CleanRL's ppo.py
     tests     all tests that need a CUDA device
 
@@ -25,7 +23,6 @@ import sys
 import tempfile
 import time
 import traceback
-import xml.etree.ElementTree
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +39,7 @@ from tables import COMMITTED, commit, cpu_name, markdown, output, put, write  # 
 
 from cleanrl_graph.services.plot import scalars  # noqa: E402
 
-PARTS = ("checks", "kernels", "profile", "sps", "tests")
+PARTS = ("checks", "sps", "tests")
 FAILED = 1
 DRY = "dry: CPU, sizes of a try"
 PACKAGES = ("torch-geometric", "gymnasium", "numpy")
@@ -139,10 +136,9 @@ class Results:
 
     def has(self, row: Row) -> bool:
         """Whether it was measured; what failed, or could not be run, is tried again."""
-        same = self.parts.get(row.part, {"rows": []})["rows"]
-        if row.part != "tests":  # one row here, and as many there as there are tests
-            same = [r for r in same if (r["table"], r["key"]) == (row.table, row.key)]
-        return bool(same) and not any(found["note"] for found in same)
+        known = self.parts.get(row.part, {"rows": []})["rows"]
+        same = [r for r in known if (r["table"], r["key"]) == (row.table, row.key)]
+        return bool(same) and not same[0]["note"]
 
     def add(self, row: Row, figures: dict, note: str = "") -> None:
         """In the place of what was known of the row."""
@@ -212,9 +208,6 @@ def measure(results: Results, rows: list[Row], args: Args) -> int:
                 traceback.print_exc()
                 last = (str(error).strip().splitlines() or [""])[-1]
                 note = f"failed: {type(error).__name__}: {last}"
-            if row.part == "tests" and figures:
-                failed += add_tests(results, figures)
-                continue
             results.add(row, figures, note[:300])
             texts = [f"{name} {cell(x)}" for name, x in figures.items() if not name.startswith("_")]
             shown = note or ", ".join(texts)
@@ -348,66 +341,20 @@ def cleanrl(args: Args, num_envs: int, num_steps: int) -> dict:
     return {"SPS": steady(found), "updates": len(found), "_updates": found}
 
 
-def profile(args: Args, script: str, flags: str) -> dict:
-    noted = train(args, script, flags, "profile", warmup=3, plain=3, watched=1)
-    if not args.dry and not noted["device_events"]:
-        raise NotHere("torch.profiler's trace has nothing of the device (is CUPTI there?)")
-    return profile_figures(noted)
-
-
-def profile_figures(noted: dict) -> dict:
-    """What the table shows of the sums that training.py notes."""
-    phases, steps, minibatches = noted["phases"], noted["steps"], noted["minibatches"]
-    figures = {}
-    for unit, num, phase in (("step", steps, "collection"), ("minibatch", minibatches, "update")):
-        sums = phases[phase]
-        figures[f"bytes to the device per {unit}"] = sums["to_device_bytes"] / num
-        figures[f"copies per {unit}"] = sums["to_device_copies"] / num
-        figures[f"waits per {unit}"] = sums["waits"] / num
-        figures[f"launches per {unit}"] = sums["launches"] / num
-    rest = sum(phases[name]["waits"] for name in ("advantages", "between"))
-    waiting = sum(sums["wait_ms"] for sums in phases.values())
-    # us of the watched updates, had they not been watched
-    plain = 1e6 * noted["plain_seconds"] / noted["plain_steps"] * noted["watched_steps"]
-    return figures | {
-        "other waits per update": rest / noted["updates"],
-        "waiting, % of the time": 100 * waiting / (noted["trace_us"] / 1000),
-        "device busy, % (profiled)": 100 * noted["busy_us"] / noted["trace_us"],
-        "device busy, %": 100 * noted["busy_us"] / plain,
-        "SPS": noted["plain_steps"] / noted["plain_seconds"],
-        "_noted": noted,
-    }
-
-
 # ---- Tests ----
 def run_tests(args: Args) -> dict:
-    """test -> outcome and seconds; in a try they skip themselves."""
+    """How many passed and so on; in a try they skip themselves. RuntimeError if one failed."""
     files = [
         path for path in (ROOT / "tests").rglob("test_*.py") if "mark.cuda" in path.read_text()
     ]
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder, "report.xml")
-        flags = f"-m cuda -q -p no:cacheprovider --junitxml {report}".split()
-        command = [sys.executable, "-m", "pytest", *flags, *map(str, sorted(files))]
-        subprocess.run(command, cwd=ROOT, timeout=600)
-        found = {}
-        for case in xml.etree.ElementTree.parse(report).iter("testcase"):
-            kinds = [child.tag for child in case]
-            outcome = "failed" if {"failure", "error"} & set(kinds) else "passed"
-            outcome = "skipped" if "skipped" in kinds else outcome
-            key = case.get("classname").split(".")[-1] + ".py", case.get("name")
-            found[key] = {"outcome": outcome, "seconds": float(case.get("time"))}
-    return found
-
-
-def add_tests(results: Results, found: dict) -> int:
-    """A row for each test. The number of those that failed."""
-    for (file, test), figures in found.items():
-        note = "failed" if figures["outcome"] == "failed" else ""
-        results.add(Row("tests", file, {"test": test}, dict), figures, note)
-    outcomes = [figures["outcome"] for figures in found.values()]
-    print(", ".join(f"{outcomes.count(name)} {name}" for name in ("passed", "failed", "skipped")))
-    return outcomes.count("failed")
+    flags = "-m cuda -q -p no:cacheprovider".split()
+    command = [sys.executable, "-m", "pytest", *flags, *map(str, sorted(files))]
+    done = subprocess.run(command, cwd=ROOT, timeout=600, text=True, stdout=subprocess.PIPE)
+    print(done.stdout)
+    last = done.stdout.strip().rpartition("\n")[2]
+    if done.returncode:
+        raise RuntimeError(last)
+    return {name: int(num) for num, name in re.findall(r"(\d+) (passed|skipped)", last)}
 
 
 # ---- Rows ----
@@ -423,16 +370,8 @@ def all_rows(args: Args) -> list[Row]:
         for task in tasks:
             key = {"script": f"{script}.py", "environment": task}
             add("checks", "Updates", key, updates, script, task)
-    rows += kernel_rows(args)
     workers = {"PoissonGraph-v0": num_workers(), "JobShop-v0": num_workers()}
     workers = {} if args.dry else workers
-    sizes = (4, 16) if args.dry else (256, 32)
-    title = "{} environments, rollouts of {} steps, 4 epochs of 4 minibatches".format(*sizes)
-    for task in ("CartPole-v1", "JobShop-v0"):
-        num = workers.get(task, 0)
-        key = {"environment": task, "script": "ppo_graph.py", "workers": num}
-        flags = flags_of(task, "ppo_graph", *sizes, num)
-        add("profile", title, key, profile, "ppo_graph", flags)
     large, small = ((4, 16), (2, 16)) if args.dry else ((512, 32), (64, 128))
     for sizes, tasks in ((large, [*TASKS]), (small, ["CartPole-v1"])):
         for task in tasks:
@@ -459,39 +398,8 @@ def all_rows(args: Args) -> list[Row]:
     return rows
 
 
-def kernel_rows(args: Args) -> list[Row]:
-    import kernels
-
-    rows, device = [], "cpu" if args.dry else "cuda"
-
-    def add(table: str, key: dict, function: Callable, *given) -> None:
-        small = [min(x, 16) if isinstance(x, int) else x for x in given] if args.dry else given
-        rows.append(Row("kernels", table, key, functools.partial(function, *small, device)))
-
-    for num, size in ((256, 10), (2048, 10), (256, 300), (16, 5000)):
-        title = "Readout, maximum of rows of 64, forward and backward"
-        add(title, {"sets": num, "rows each": size}, kernels.readout, num, size, 64)
-    for num in (512, 4096, 32768):
-        add("Running sums of 129 double columns", {"rows": num}, kernels.running_sum, num, 129)
-    for layer in ("gine", "gine, PyG's"):
-        for size in (512, 8192):
-            key = {"layer": layer, "width": 64, "graphs": size}
-            title = "Graph network, 3 layers, forward and backward"
-            add(title, key, kernels.precision, layer, 64, size)
-    for W in (128, 1024):
-        title = "Attention, two layers of 128, 4 heads, forward and backward"
-        key = {"memory": W, "steps": 128, "environments": 16}
-        add(title, key, kernels.attention, W, 128, 16, 128)
-    for kind in ("episodes with a long tail", "visits of nodes", "whole rollouts"):
-        key = {"sequences are": kind, "environments": 16, "width": 128}
-        add("LSTM over 128 steps, forward and backward", key, kernels.lstm, kind, 16, 128)
-    return rows
-
-
 TITLES = {
     "checks": "Checks on the GPU",
-    "kernels": "Kernels on the GPU",
-    "profile": "Copies, waits, and how busy the GPU is",
     "sps": "Steps per second on the GPU",
     "tests": "Tests on a CUDA device",
 }
@@ -500,15 +408,6 @@ NOTES = {
 steps of 16 environments; where: the file and line that waited, and how often. As meant are one per
 step, for the actions, one per update for the values, one for what is logged, and with --target-kl
 one per epoch. ppo_graph_async.py steps in a process of its own, which is not watched.""",
-    "kernels": """Milliseconds are medians of up to 30 turns in which the systems of a row follow
-each other, between two CUDA events around the call with the device idle before it, so that they
-hold what the host needs for its launches. Differences are the largest by the largest number.""",
-    "profile": """A step is one of all environments: the observations go to the device, the actions
-come back. Bytes, copies, waits (cudaStreamSynchronize, cudaDeviceSynchronize, cudaEventSynchronize,
-cudaMemcpy) and launches (a CUDA graph is one) are those of torch.profiler's trace of one update.
-The profiler slows the host, so the device is busy for a smaller share of that time than of an
-update without it: "device busy, %" is the device's time in the trace by the time that updates took
-before the profiler was started.""",
     "sps": """SPS: environment steps per second in the second half of the time between the end of
 the first update and the end of the run, some seconds later. Rollouts of 128 and 32 steps with 64
 and 512 environments, 4 minibatches, 4 epochs. Workers are processes that step the environments;

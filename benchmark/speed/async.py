@@ -12,10 +12,9 @@ ppo_graph.py.
    and four updates without correction (advantages without rho, the ratio taken to the policy that
    collected).
 
-A csv of all runs and a picture of the curves lie beside --out.
+A picture of the curves lies beside --out.
 """
 
-import csv
 import importlib.util
 import multiprocessing as mp
 import os
@@ -35,6 +34,7 @@ from common import ROOT, beside, report, spread
 
 from cleanrl_graph import services
 from cleanrl_graph.services.arguments import args_of
+from cleanrl_graph.services.plot import Look, Run, around_mean, draw
 
 # milliseconds of a step -> flags with which collection and update take about as long
 SIZES = dict(num_envs=8, num_steps=64, gnn_layers=3, gnn_dim=192, hidden_dims=(64,))
@@ -57,7 +57,7 @@ CURVES = {
 @dataclass
 class Args:
     out: str | None = None
-    """file that receives the same markdown, with a csv and a png beside it"""
+    """file that receives the same markdown, with a png beside it"""
     cases: tuple[str, ...] = tuple(CASES)
     """milliseconds of a step in part 1"""
     num_updates: int = 10
@@ -156,7 +156,7 @@ def watch(script) -> tuple[Counter, list]:
 
 def train(pipe, system: str, flags: dict) -> None:
     """One run in this process; sends (seconds of training, {part: seconds}, CPU seconds of this
-    process and of those that it started, [(step, mean return)])."""
+    process and of those that it started, [(step, seconds, mean return)])."""
     gym.register("Costly-v0", entry_point=Costly)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -169,7 +169,7 @@ def train(pipe, system: str, flags: dict) -> None:
         services.run(script, args_of(script, **flags))
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = time.process_time() - before, usage.ru_utime + usage.ru_stime
-    pipe.send((curve[-1][1], dict(seconds), cpu, [(step, value) for step, _, value in curve]))
+    pipe.send((curve[-1][1], dict(seconds), cpu, curve))
 
 
 def run(system: str, **flags) -> tuple[float, dict, tuple, list]:
@@ -188,8 +188,8 @@ def run(system: str, **flags) -> tuple[float, dict, tuple, list]:
     return result
 
 
-def wall_time(args) -> tuple[list[str], list[list]]:
-    """The table of part 1 and its rows for the csv."""
+def wall_time(args) -> list[str]:
+    """The table of part 1."""
     lines = [
         "## Wall time",
         "",
@@ -197,7 +197,6 @@ def wall_time(args) -> tuple[list[str], list[list]]:
         "waiting, s | CPU: this process + others, s | ppo_graph / this | by CPU | bound |",
         "| " + "--- | " * 10,
     ]
-    rows = []
     for case in args.cases:
         flags, runs = CASES[case], {"ppo_graph": [], "ppo_graph_async": []}
         steps = args.num_updates * flags["num_envs"] * flags["num_steps"]
@@ -205,9 +204,6 @@ def wall_time(args) -> tuple[list[str], list[list]]:
             for system in runs:
                 more = dict(env_id="Costly-v0", total_timesteps=steps, seed=seed)
                 runs[system].append(run(system, **more, **flags))
-                total, parts, cpu, _ = runs[system][-1]
-                parts = [parts.get(name, "") for name in ("collect", "update", "receive")]
-                rows.append(["wall", case, system, seed, steps, total, *parts, *cpu])
         base = runs["ppo_graph"]
         for system, results in runs.items():
             total = [result[0] for result in results]
@@ -233,11 +229,11 @@ def wall_time(args) -> tuple[list[str], list[list]]:
         "CPU: the CPU seconds of ppo_graph.py / those of the busier of the two processes, an "
         "estimate for two idle cores.",
     ]
-    return lines, rows
+    return lines
 
 
-def learning_curves(args) -> tuple[list[str], list[list]]:
-    """The table of part 2 and its rows for the csv."""
+def learning_curves(args) -> list[str]:
+    """The table of part 2; its picture is drawn beside --out."""
     lines = [
         "",
         "## Learning curves",
@@ -245,67 +241,37 @@ def learning_curves(args) -> tuple[list[str], list[list]]:
         "| system | mean return of the last 100 episodes, by seed | mean over the whole training |",
         "| --- | --- | --- |",
     ]
-    rows = []
+    curves = {}
     for seed in range(1, args.rounds + 1):
         for name, (system, flags) in CURVES.items():
             more = dict(num_envs=16, learning_rate=1e-3, gnn_layers=2, seed=seed) | flags
             more |= dict(env_id="envs:PoissonGraph-v0", total_timesteps=args.curve_steps)
             *_, curve = run(system, **more)
-            rows += [["curve", "", name, seed, step, value] for step, value in curve]
-    for name, (_, values) in curves_of(rows).items():
-        lines.append(
-            f"| {name} | {' / '.join(f'{value:.2f}' for value in values[:, -1])} | "
-            f"{np.nanmean(values):.2f} |"
-        )
+            curve = np.array([row for row in curve if np.isfinite(row[2])])
+            curves.setdefault(("", name), []).append(Run(Path(), {}, *curve.T))
+    for (_, name), runs in curves.items():
+        mean = np.mean([own.means.mean() for own in runs])
+        ends = " / ".join(f"{own.means[-1]:.2f}" for own in runs)
+        lines.append(f"| {name} | {ends} | {mean:.2f} |")
     lines += [
         "",
         f"PoissonGraph-v0, 16 environments x 128 steps, {args.curve_steps} steps, learning rate "
-        "1e-3; the optimum is 16. Lines are means over the seeds, bands their range.",
+        "1e-3; the optimum is 16. Lines are means over the seeds, bands the standard deviation.",
     ]
-    return lines, rows
-
-
-def curves_of(rows: list[list]) -> dict[str, tuple[list, np.ndarray]]:
-    """System -> steps, and the returns of each seed there."""
-    found = {}
-    for _, _, name, seed, step, value, *_ in rows:
-        found.setdefault(name, {}).setdefault(seed, []).append((float(step), float(value)))
-    curves = {}
-    for name, seeds in found.items():
-        points = np.array(list(seeds.values()))
-        curves[name] = points[0, :, 0], points[:, :, 1]
-    return curves
-
-
-def draw(rows: list[list], path: Path) -> None:
-    """The learning curves."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, ax = plt.subplots(figsize=(5, 3.8), constrained_layout=True)
-    for name, (steps, values) in curves_of(rows).items():
-        (line,) = ax.plot(steps, values.mean(0), label=name)
-        low, high = values.min(0), values.max(0)
-        ax.fill_between(steps, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
-    title = f"PoissonGraph-v0, optimum 16; mean and range of {len(values)} seeds"
-    ax.set(xlabel="steps", ylabel="mean return of 100 episodes")
-    ax.set_title(title, fontsize=9)
-    ax.legend()
-    figure.savefig(path, dpi=120)
+    if args.out:
+        picture = beside(args.out, ".png")
+        look = Look("mean return of 100 episodes", "PoissonGraph-v0, optimum 16")
+        draw(picture, curves, around_mean, look)
+        lines += ["", f"![learning curves]({picture.name})"]
+    return lines
 
 
 def main(args):
     os.environ["OMP_NUM_THREADS"] = "1"
     load = os.getloadavg()[0]
-    lines, rows = wall_time(args)
+    lines = wall_time(args)
     if args.curve_steps:
-        more, curve_rows = learning_curves(args)
-        lines, rows = lines + more, rows + curve_rows
-        if args.out:
-            draw(curve_rows, picture := beside(args.out, ".png"))
-            lines += ["", f"![learning curves]({picture.name})"]
+        lines += learning_curves(args)
     heading = [
         "# Acting and learning at the same time",
         "",
@@ -315,12 +281,6 @@ def main(args):
         "",
     ]
     report("\n".join(heading + lines), args.out)
-    if args.out:
-        names = (
-            "part,ms,system,seed,steps,seconds or return,collect,update,receive,cpu,cpu of others"
-        )
-        with open(beside(args.out, ".csv"), "w", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows([names.split(","), *rows])
 
 
 if __name__ == "__main__":

@@ -48,22 +48,20 @@ def beside(out: str, ending: str) -> Path:
     return path.with_name((section or path.stem) + ending)
 
 
-def picture(out: str, title: str, x: str, panels: dict[str, dict[str, list[tuple]]]) -> None:
-    """A picture beside `out`: for each panel, named by its y axis, lines of points (x, y)."""
+def picture(out: str, title: str, x: str, y: str, lines: dict[str, list[tuple]]) -> None:
+    """A picture beside `out`: lines of points (x, y) by their names."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    size = (5 * len(panels), 3.6)
-    figure, axes = plt.subplots(1, len(panels), figsize=size, squeeze=False, layout="constrained")
-    for axis, (y, lines) in zip(axes[0], panels.items()):
-        for label, points in lines.items():
-            axis.loglog(*zip(*points), marker="o", label=label)
-        axis.set(xlabel=x, ylabel=y)
-        axis.grid(alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0, 0].legend(frameon=False, fontsize=8)
+    figure, axis = plt.subplots(figsize=(5, 3.6), layout="constrained")
+    for label, points in lines.items():
+        axis.loglog(*zip(*points), marker="o", label=label)
+    axis.set(xlabel=x, ylabel=y)
+    axis.grid(alpha=0.3)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=8)
     figure.suptitle(title, fontsize=8)
     figure.savefig(beside(out, ".png"), dpi=130)
 
@@ -86,16 +84,6 @@ def turns(
                 function()
             row[k] = (clock() - start) / calls
     return 1000 * seconds[warm_up:]
-
-
-def long_tailed(num_envs: int, num_steps: int, rng: np.random.Generator) -> np.ndarray:
-    """bool [num_envs, num_steps]: where episodes begin that last 20 steps on average."""
-    starts = np.zeros((num_envs, num_steps), bool)
-    for row in starts:
-        ends = np.cumsum(np.ceil(rng.exponential(20, num_steps))).astype(int)
-        row[ends[ends < num_steps]] = True
-    starts[:, 0] = True
-    return starts
 
 
 def spread(values: Iterable[float], form: str = ",.0f") -> str:

@@ -13,7 +13,7 @@ import os
 import re
 import threading
 import traceback
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -26,7 +26,8 @@ from gymnasium import spaces
 from cleanrl_graph.envs import fitting, wrappers
 from cleanrl_graph.envs.fitting import SAID, say
 from cleanrl_graph.envs.masks import CanonicalMasks
-from cleanrl_graph.services.metrics import metrics_of, own_metrics, wrong_metrics
+from cleanrl_graph.services import metrics
+from cleanrl_graph.services.metrics import LARGEST, number_of
 
 POSITIVE = (
     "num_envs num_steps num_minibatches update_epochs gnn_layers gnn_dim eval_max_steps "
@@ -44,7 +45,6 @@ RANGES = [
     ("ent_coef vf_coef stop_at", -math.inf, math.inf),
     ("seed", 0, 2**32 - 1),
 ]
-LARGEST = 3e38  # a bit less than the largest float32, 3.4e38
 FLOAT32 = float(np.finfo(np.float32).max)
 RETURNED = {"reset": ("obs, {}", 2), "step": ("obs, reward, terminated, truncated, {}", 5)}
 OLD = (
@@ -347,61 +347,15 @@ class Checked(gym.wrappers.RecordEpisodeStatistics):
     def last_info(self, info: dict, terminated: bool) -> dict:
         """That of a step which ends an episode. Where only a life of a game ended, so that a record
         inside goes on, it has no "episode"."""
-        info = own_report(info)
-        refuse(f"{self.place}: {problem}" for problem in wrong_report(info.get("eval", {})))
-        report = {key: info[key] for key in ("group", "eval", "rewards") if key in info}
+        rewards = {"rewards": info["rewards"]} if "rewards" in info else {}
         goes_on = self.inside and terminated and "episode" not in info
         if goes_on and info.get("lives", 0) > 0:
-            return report
-        metrics = self.metrics(info)
+            return rewards
+        said = metrics.said_in(info)
+        refuse(f"{self.place}: {problem}" for problem in metrics.wrong(said, self.metric_names))
+        self.metric_names = set(said.get("metrics", {}))
         episode = {"r": float(self.episode_returns), "l": int(self.episode_lengths)}
-        return report | ({"metrics": metrics} if metrics else {}) | {"episode": episode}
-
-    def metrics(self, info: dict) -> dict[str, float]:
-        """The environment's own numbers of an episode that ends, the same ones each time."""
-        info = own_metrics(info)
-        refuse(f"{self.place}: {problem}" for problem in wrong_metrics(info, self.metric_names))
-        self.metric_names = set(info.get("metrics", {}))
-        metrics = metrics_of(info)
-        for name, value in metrics.items():
-            if math.isnan(value):
-                text = f"{self.place}: {name} is nan, and is left out of the means"
-                say(text, f"{name} is nan")
-        return metrics
-
-
-def number_of(value: Any) -> float | None:
-    """A finite number, or an array of one, of any kind; None for anything else."""
-    try:
-        number = value.item() if hasattr(value, "item") else value
-        is_number = isinstance(number, (bool, int, float)) and abs(number) < LARGEST
-        return number if is_number else None
-    except (ValueError, RuntimeError):  # of several
-        return None
-
-
-def own_report(info: dict) -> dict:
-    """An info whose "group" can be a name and whose "eval" has columns. What an environment means
-    otherwise by these words is left out, which is said."""
-    group = info.get("group")
-    report = info.get("eval", {})
-    is_name = isinstance(group, Hashable) and not callable(group)
-    has_columns = isinstance(report, dict) and all(isinstance(name, str) for name in report)
-    for name, is_ours in (("group", is_name), ("eval", has_columns)):
-        if not is_ours:
-            say(f"info['{name}'] is left out: it is no {name} but {type(info[name]).__name__}")
-            info = {key: value for key, value in info.items() if key != name}
-    return info
-
-
-def wrong_report(report: dict) -> Iterator[str]:
-    """What is wrong with info["eval"] of an episode that ends."""
-    for name in report:
-        if name in ("instance", "greedy", "cut") or name.startswith("best of "):
-            yield f"info['eval'] has the name {name!r}, a column of the evaluation's own"
-    cost = report.get("cost", 0)
-    if number_of(cost) is None:
-        yield f"{cost!r} in info['eval'] is not a finite number"
+        return metrics.report_of(said) | rewards | {"episode": episode}
 
 
 def num_acting(space: gym.Space, action: Any) -> int:

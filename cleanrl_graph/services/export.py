@@ -434,8 +434,7 @@ class Args:
     model_path: tyro.conf.Positional[str]
     """model.pt, which --save-model wrote"""
     out_path: tyro.conf.Positional[str]
-    """policy.pt2; beside it are written policy.json, which lists what it takes, and policy.py, which
-    plays"""
+    """policy.pt2; policy.json, which lists what it takes, and policy.py, which plays, lie beside"""
     greedy: bool = True
     """the program takes the most probable action; if not, it draws one"""
 

@@ -32,7 +32,6 @@ from cleanrl_graph.services.check import FLOAT32, UsageError, explained, text_of
 
 FLAG = "--vectorization-mode vector_entry_point"
 RECORDED = ("episode_returns", "episode_lengths", "prev_dones")  # of a RecordEpisodeStatistics
-REPORTED = ("group", "eval", "metrics", "is_success")  # what an info says for the log
 
 
 def is_vector(args: Any) -> bool:
@@ -322,19 +321,13 @@ class VectorEnvs:
 
     def report_of(self, info: dict, i: int, episode: dict) -> dict:
         """The info of an episode that ends, with what it says for the log."""
-        names = {name for known in REPORTED for name in (known, f"_{known}")}
+        names = {name for known in metrics.NAMES for name in (known, f"_{known}")}
         said = {name: info[name] for name in names & set(info)}
-        said = info_of(said, i, self.num_envs)
-        said = metrics.own_metrics(check.own_report(said))
-        problems = [
-            *check.wrong_report(said.get("eval", {})),
-            *metrics.wrong_metrics(said, self.metric_names),
-        ]
+        said = metrics.said_in(info_of(said, i, self.num_envs))
+        problems = metrics.wrong(said, self.metric_names)
         check.refuse(f"{self.place(i)}: {problem}" for problem in problems)
         self.metric_names = set(said.get("metrics", {}))
-        report = {name: said[name] for name in ("group", "eval") if name in said}
-        numbers = metrics.metrics_of(said)
-        return report | ({"metrics": numbers} if numbers else {}) | {"episode": episode}
+        return metrics.report_of(said) | {"episode": episode}
 
     def reset_some(self, ended: np.ndarray) -> Any:
         """Resets these environments and their records. The observations of all. gymnasium's record

@@ -237,16 +237,6 @@ class Latest(threading.local):
 LATEST = Latest()
 
 
-@contextlib.contextmanager
-def kept_latest() -> Iterator[None]:
-    """A copy of an environment, which makes the same calls, is not the one that was called."""
-    latest = LATEST.env
-    try:
-        yield
-    finally:
-        LATEST.env = latest
-
-
 class Checked(gym.wrappers.RecordEpisodeStatistics):
     """Raises UsageError, with number, step and action, for what goes wrong in the environment, and
     for what is not as gymnasium's return it. Return and length of an episode are those of a
@@ -472,12 +462,7 @@ class Checks:
         self.meaning = meanings[0]
         self.acting = script.acting_group(self.action_space, leaves, args.action_head)
         self.masks = [part for part in self.parts[0] if part.mask is not None]
-        named, self.pairs = rows_of_masks(self.parts[0])
-        with contextlib.suppress(script.UsageError):  # there are several graphs
-            named["node_ids"] = id_group(script, leaves, self.acting)
-        ragged = [leaf.path for leaf in leaves if leaf.path == leaf.group]
-        # Path of a ragged mask, or node_ids -> the group that it has as many rows as
-        self.named = {path: named[path] for path in ragged if named.get(path)}
+        self.named, self.pairs = numbers_of_rows(script, leaves, self.parts[0], self.acting)
         self.is_padded = self.space is not self.envs[0].env.observation_space  # the mask
         self.looks = list(looks_at(self.leaves, self.parts[0]))
 
@@ -550,33 +535,23 @@ class Checks:
         """(path of a leaf, what is wrong with it). Its numbers are right for one observation; where
         there are several they may be another's. Sets `flat` when dtypes and shapes are right."""
         columns = list(zip(*observations))
-        others = set()  # leaves with rows of other dtypes than theirs
-        for look, rows in zip(self.looks, columns):
+        others = set()  # numbers of the leaves with rows of other dtypes than theirs
+        for k, (look, rows) in enumerate(zip(self.looks, columns)):
             for array in rows:
                 if array.dtype != look.dtype or array.shape[1:] != look.shape or not array.ndim:
                     yield from wrong_form(look.leaf, array)
-                    others.add(look.leaf.path)
+                    others.add(k)
         self.flat = super().collate(observations)
+        arrays = list(self.flat.values)
+        for k in others:
+            arrays[k] = np.concatenate(columns[k])  # as they were before they got the leaf's dtype
         counts = self.flat.counts
-        is_last = LATEST.env.has_ended
         for look, rows in zip(self.looks, columns):
             if look.is_counted:  # by the first leaf of its group
                 num = np.fromiter(map(len, rows), np.int64, len(rows))
                 yield from unlike_rows(look.leaf.path, num, look.leaf.group, counts)
-        for path, group in self.named.items():
-            yield from unlike_rows(path, counts[path], group, counts)
-        yield from wrong_pairs(counts, self.pairs)
-        for look, values, rows in zip(self.looks, self.flat.values, columns):
-            leaf = look.leaf
-            if leaf.path in others:
-                values = np.concatenate(rows)  # as they were before they got the leaf's dtype
-                is_fine = False
-            else:
-                is_fine = look.is_number or look.is_float32 and np.isfinite(values).all()
-            for problem in wrong_values(leaf, values, counts) if not is_fine else ():
-                yield leaf.path, problem
-            for problem in wrong_numbers(leaf, counts, parts, is_last) if look.is_choice else ():
-                yield leaf.path, problem
+        is_last = np.array(LATEST.env.has_ended)
+        yield from wrong_rows(self, arrays, counts, parts, is_last)
 
     def place(self, number: int, path: str) -> str:
         """What begins an error."""
@@ -589,6 +564,38 @@ class Checks:
     def close(self) -> None:
         for env in self.envs:
             close(env)
+
+
+def numbers_of_rows(
+    script: ModuleType, leaves: list, parts: list, acting: str | None
+) -> tuple[dict, dict]:
+    """({path of a ragged mask, or node_ids: the group that it has as many rows as}, {path of a mask
+    of pairs: see rows_of_masks})."""
+    named, pairs = rows_of_masks(parts)
+    with contextlib.suppress(script.UsageError):  # there are several graphs
+        named["node_ids"] = id_group(script, leaves, acting)
+    ragged = [leaf.path for leaf in leaves if leaf.path == leaf.group]
+    return {path: named[path] for path in ragged if named.get(path)}, pairs
+
+
+def wrong_rows(
+    envs: Any, arrays: list[np.ndarray], counts: dict, parts: list[list], is_last: np.ndarray
+) -> Iterator[tuple[str, str]]:
+    """(path, what is wrong) with the rows of each leaf, of observations that stand one after the
+    other, as far as it can be told without the others; `is_last`, bool [N] or one, of an episode.
+    `envs` has looks, named and pairs."""
+    for path, group in envs.named.items():
+        yield from unlike_rows(path, counts[path], group, counts)
+    yield from wrong_pairs(counts, envs.pairs)
+    for look, values in zip(envs.looks, arrays):
+        leaf = look.leaf
+        is_fine = look.is_number or look.is_float32 and np.isfinite(values).all()
+        if not is_fine or values.dtype != look.dtype:
+            for problem in wrong_values(leaf, values, counts):
+                yield leaf.path, problem
+        if look.is_choice:
+            for problem in wrong_numbers(leaf, counts, parts, is_last):
+                yield leaf.path, problem
 
 
 def id_group(script: ModuleType, leaves: list, acting: str | None) -> str | None:
@@ -764,7 +771,7 @@ def wrong_values(leaf: Any, values: np.ndarray, counts: dict) -> Iterator[str]:
                 yield f"the id {value} occurs twice, at index {again} again"
 
 
-def wrong_numbers(leaf: Any, counts: dict, parts: list[list], is_last: bool) -> Iterator[str]:
+def wrong_numbers(leaf: Any, counts: dict, parts: list[list], is_last: np.ndarray) -> Iterator[str]:
     """What is wrong with the numbers of rows to choose from: an episode's last observation, of
     which only the value is needed, may have none."""
     num = counts[leaf.group]
@@ -773,7 +780,7 @@ def wrong_numbers(leaf: Any, counts: dict, parts: list[list], is_last: bool) -> 
             continue
         most = np.array([own[k].n for own in parts])[: len(num)]
         acts = counts[part.rows] > 0
-        if (((num == 0) & acts & (not is_last)) | (num > most)).any():
+        if (((num == 0) & acts & ~is_last) | (num > most)).any():
             needed = f"give 1 to {most[0]} rows, none only where this step ends the episode"
             yield f"{num[0]} rows to choose from, the action space has {most[0]}: {needed}"
 

@@ -304,32 +304,13 @@ class Look(NamedTuple):
 
 def draw_curve(
     axis: Any, runs: list, x: str, unit: float, band: Callable, colour: str, style: str
-) -> float:
-    """Draws a line and its band from the step or second on at which all runs have a mean. Returns
-    the line's last value."""
+) -> None:
+    """Draws a line and its band from the step or second on at which all runs have a mean."""
     grid, rows = on_grid(runs, x)
     line, low, high = band(rows)
     look = dict(color=colour, linestyle=style, linewidth=1.6)
     axis.plot(grid / unit, line, marker="." if runs[0].is_marked else None, **look)
     axis.fill_between(grid / unit, low, high, color=colour, alpha=0.18, linewidth=0)
-    return line[-1]
-
-
-def name_curves(axis: Any, ends: dict[str, float], styles: dict[str, tuple[str, str]]) -> None:
-    """Names beside the right border, each as near as it may be to the end of its curve."""
-    low, high = axis.get_ylim()
-    gap = 0.075 * (high - low)
-    order = sorted(ends, key=ends.get)
-    places = [low - gap]
-    for label in order:
-        places.append(max(ends[label], places[-1] + gap))
-    for k, label in enumerate(order):
-        most = high - gap * (len(order) - 1 - k)
-        height = (min(places[k + 1], most) - low) / (high - low)
-        colour, style = styles[label]
-        look = dict(color=colour, transform=axis.transAxes)
-        axis.plot([1.02, 1.07], [height] * 2, linestyle=style, linewidth=1.6, clip_on=False, **look)
-        axis.text(1.085, height, label, va="center", fontsize=8.5, **look)
 
 
 def draw_lines(axis: Any, panel: str, look: Look, is_named: bool) -> None:
@@ -373,9 +354,8 @@ def draw(path: Path, curves: dict[tuple[str, str], list], band: Callable, look: 
         units = {"steps": 1000, "seconds": 60 if longest > 100 else 1}
         right.sharey(left)
         for axis, (x, unit) in zip((left, right), units.items()):
-            ends = {}
             for label, runs in own.items():
-                ends[label] = draw_curve(axis, runs, x, unit, band, *styles[label])
+                draw_curve(axis, runs, x, unit, band, *styles[label])
             axis.set(xlabel=UNITS[unit])
             if look.is_log:
                 axis.set_xscale("log")
@@ -386,16 +366,15 @@ def draw(path: Path, curves: dict[tuple[str, str], list], band: Callable, look: 
         left.set(ylabel=look.ylabel)
         left.set_title(panel or look.title, loc="left", fontsize=10)
         right.tick_params(labelleft=False)
-    if len(panels) == 1:
-        name_curves(pairs[0, 1], ends, styles)
-    elif len(labels) > 1:
+    if len(panels) == 1 or len(labels) > 1:
         handles = []
         for label, (colour, style) in styles.items():
             handles.append(pyplot.Line2D([], [], color=colour, linestyle=style, label=label))
         fit = 130 // (max(map(len, labels)) + 8)  # labels side by side
-        ncols = max(1, min(4, fit, len(labels)))
-        place = dict(loc="outside upper center", frameon=False, fontsize=9)
-        figure.legend(handles=handles, ncols=ncols, **place)
+        place = dict(loc="outside upper center", ncols=max(1, min(4, fit, len(labels))))
+        if len(panels) == 1:
+            place = dict(loc="outside right center")
+        figure.legend(handles=handles, frameon=False, fontsize=9, **place)
     figure.supxlabel("\n".join(textwrap.wrap(look.note, int(16 * width))), fontsize=7.5)
     figure.savefig(path, dpi=130)
     pyplot.close(figure)

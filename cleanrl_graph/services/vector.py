@@ -258,9 +258,10 @@ class VectorEnvs:
             check.refuse(check.wrong_leaves(own))
         check.refuse(check.wrong_actions(script, self.action_space, seen, args))
         parts = script.parts_of(self.action_space, seen, args)
-        named, _ = check.rows_of_masks(parts)
-        # Path of a mask with rows -> the group that it has as many rows as
-        self.named = {path: group for path, group in named.items() if group}
+        self.parts = [parts] * self.num_envs
+        acting = script.acting_group(self.action_space, seen, args.action_head)
+        self.named, self.pairs = check.numbers_of_rows(script, seen, parts, acting)
+        self.looks = list(check.looks_at(self.leaves, parts))
         self.has_mask = any(part.mask for part in parts)
 
     def reset(self, seed: int) -> tuple:
@@ -367,11 +368,11 @@ class VectorEnvs:
     def flat(self, obs: Any) -> tuple:
         """A Flat of batched observations, whose arrays are copied."""
         counts = {self.script.STEP: np.ones(self.num_envs, np.int64)}
-        values = []
+        arrays = []  # of each leaf, as they are
         for path, space, batch in self.pieces(self.space, obs):
             leaves = self.script.leaves_of(space, path)
             if hasattr(batch, "num_rows"):  # a FlatBatch
-                values += self.read_flat(space, leaves, batch, counts)
+                arrays += self.read_flat(space, leaves, batch, counts)
             elif isinstance(space, (spaces.Graph, spaces.Sequence)):
                 if len(batch) != self.num_envs:
                     found = f"{len(batch)} observations, not {self.num_envs}"
@@ -379,18 +380,26 @@ class VectorEnvs:
                 own = [self.read(space, leaves, one, i) for i, one in enumerate(batch)]
                 for leaf, rows in zip(leaves, zip(*own)):
                     counts.setdefault(leaf.group, np.fromiter(map(len, rows), np.int64))
-                    values.append(np.concatenate(rows, dtype=leaf.dtype, casting="unsafe"))
+                    arrays.append(np.concatenate(rows))
             else:
-                rows = np.asarray(batch)
-                self.compare(leaves[0], rows, (self.num_envs, *space.shape), counts)
-                values.append(rows.astype(leaves[0].dtype))  # a copy
-        for path, group in self.named.items():
-            differ = np.flatnonzero(counts[path] != counts[group])
-            if len(differ):
-                i = int(differ[0])
-                problem = f"{counts[path][i]} rows where '{group}' has {counts[group][i]}"
-                raise UsageError(f"{self.place(i, path)}: {problem}")
+                arrays.append(np.asarray(batch))
+                self.compare(leaves[0], arrays[-1], self.num_envs)
+        if next(check.wrong_rows(self, arrays, counts, self.parts, self.ended), None):
+            for i in range(self.num_envs):
+                self.refuse_wrong(i, arrays, counts, self.ended[i])
+        values = [rows.astype(leaf.dtype) for leaf, rows in zip(self.leaves, arrays)]  # copies
         return self.script.Flat(values, counts)
+
+    def refuse_wrong(self, i: int, arrays: list, counts: dict, is_last: np.ndarray) -> None:
+        """UsageError for what is wrong with the rows of observation i of several, or of one."""
+        at = min(i, len(counts[self.script.STEP]) - 1)
+        own = []
+        for leaf, rows in zip(self.leaves, arrays):
+            stop = int(counts[leaf.group][: at + 1].sum())
+            own.append(rows[stop - int(counts[leaf.group][at]) : stop])
+        counts = {group: num[at : at + 1] for group, num in counts.items()}
+        for path, problem in check.wrong_rows(self, own, counts, self.parts, is_last):
+            raise UsageError(f"{self.place(i, path)}: {problem}")
 
     def read_flat(self, space: gym.Space, leaves: list, batch: Any, counts: dict) -> list:
         """The rows of each leaf of N observations that stand one after the other, see
@@ -408,8 +417,8 @@ class VectorEnvs:
                 raise UsageError(f"{self.place(path=leaf.path)}: {found} where {needed} are needed")
             counts[leaf.group] = num.astype(np.int64)  # a copy
         for leaf, rows in zip(leaves, arrays):
-            self.compare(leaf, rows, (int(counts[leaf.group].sum()), *leaf.space.shape), counts)
-        return [rows.astype(leaf.dtype) for leaf, rows in zip(leaves, arrays)]  # copies
+            self.compare(leaf, rows, int(counts[leaf.group].sum()))
+        return arrays
 
     def pieces(self, space: gym.Space, obs: Any, path: str = "") -> Iterator[tuple]:
         """(path, space, batch) of what is no Dict or Tuple, in the order of the leaves."""
@@ -434,40 +443,28 @@ class VectorEnvs:
             raise UsageError(f"{at}: cannot be read: {text_of(problem)}") from None
         num = {}
         for leaf, own in zip(leaves, rows):
-            num.setdefault(leaf.group, len(own))
-        counts = {group: np.array([n]) for group, n in num.items()}
-        for leaf, own in zip(leaves, rows):
-            self.compare(leaf, own, (len(own), *leaf.space.shape), counts, i)
-            if len(own) != num[leaf.group]:
+            self.compare(leaf, own, len(own), i)
+            if len(own) != num.setdefault(leaf.group, len(own)):
                 problem = f"{len(own)} rows where '{leaf.group}' has {num[leaf.group]}"
                 raise UsageError(f"{self.place(i, leaf.path)}: {problem}")
         return rows
 
     def read_one(self, obs: Any, i: int) -> tuple:
-        """A Flat of one observation, of env i."""
+        """A Flat of one observation, the last one of an episode of env i."""
         reader = SimpleNamespace(leaves=self.leaves)
-        return self.script.Envs.collate(reader, [self.read(self.space, self.leaves, obs, i)])
+        rows = self.read(self.space, self.leaves, obs, i)
+        flat = self.script.Envs.collate(reader, [rows])
+        self.refuse_wrong(i, rows, flat.counts, np.array(True))
+        return flat
 
-    def compare(
-        self, leaf: Any, rows: np.ndarray, shape: tuple, counts: dict, i: int | None = None
-    ) -> None:
-        """UsageError for rows of another dtype or shape, and for values that are no numbers of the
-        leaf's space, or no nodes of their graph. The rows are those of env i or, as `counts` says,
-        of all."""
+    def compare(self, leaf: Any, rows: np.ndarray, num: int, i: int | None = None) -> None:
+        """UsageError for rows, of env i or of all, of another dtype or shape, or not so many."""
         allowed = "biu" if leaf.dtype.kind in "biu" else "biuf"
+        shape = (num, *leaf.space.shape)
         if rows.shape != shape or rows.dtype.kind not in allowed:
             found = f"dtype {rows.dtype}, shape {rows.shape}"
             needed = f"dtype {leaf.space.dtype}, shape {shape}"
             raise UsageError(f"{self.place(i, leaf.path)}: {found} where {needed} is declared")
-        bad = check.out_of_range(leaf, rows, counts)
-        if bad.any():
-            if i is None:
-                ends = counts[leaf.group].cumsum()
-                i = int(np.searchsorted(ends, np.argwhere(bad)[0][0], "right"))
-                counts = {group: num[i : i + 1] for group, num in counts.items()}
-                rows = rows[ends[i] - counts[leaf.group][0] : ends[i]]
-            problem = next(check.wrong_values(leaf, rows, counts))
-            raise UsageError(f"{self.place(i, leaf.path)}: {problem}")
 
     def state(self) -> dict:
         """What `restore` goes on from; to be pickled at once. "env" is None where no copy of it

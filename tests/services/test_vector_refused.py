@@ -93,3 +93,71 @@ def test_what_is_no_array_of_n_is_left_out():
     info = {"group": "all", "eval": np.ones(2), "_lost": np.ones(3, bool), "metrics": np.arange(3)}
     info["_metrics"] = np.array([True, False, True])
     assert info_of(info, 1, 3) == {} and info_of(info, 2, 3) == {"metrics": 2}
+
+
+GRAPH = gym.spaces.Graph(vector(2), None)
+IDS = gym.spaces.Sequence(gym.spaces.Box(0, 9, (), np.int64), stack=True)
+
+
+class Nodes(Short):
+    """Three nodes with ids, or what else a step shows."""
+
+    observation_space = gym.spaces.Dict(graph=GRAPH, node_ids=IDS)
+    action_space = gym.spaces.Dict(node=gym.spaces.Discrete(3))
+
+    def __init__(self, num=3, ids=(0, 1, 2)):
+        self.num = num
+        self.ids = np.array(ids, np.int64)
+
+    def show(self, num, ids):
+        nodes = np.zeros((num, 2), np.float32)
+        graph = gym.spaces.GraphInstance(nodes, None, np.zeros((0, 2), np.int64))
+        return {"graph": graph, "node_ids": ids}
+
+    def reset(self, seed=None, options=None):
+        self.left = 3
+        return self.show(3, np.arange(3)), {}
+
+    def step(self, action):
+        _, *outcome = super().step(action)
+        return self.show(self.num, self.ids), *outcome
+
+
+@pytest.mark.parametrize(
+    "wrong, sentence",
+    [
+        (dict(ids=(4, 5, 4)), "leaf 'node_ids', step 1: the id 4 occurs twice"),
+        (dict(ids=(1, 2)), "leaf 'node_ids', step 1: 2 rows where 'graph.nodes' has 3"),
+        (dict(num=4, ids=(0, 1, 2, 3)), "leaf 'graph.nodes', step 1: 4 rows to choose from"),
+        (dict(num=0, ids=()), "leaf 'graph.nodes', step 1: 0 rows to choose from"),
+    ],
+)
+def test_rows_are_checked_as_those_of_single_environments(wrong, sentence):
+    """The second environment has something else in its first step."""
+    makers = [Nodes, lambda: Nodes(**wrong)]
+    env = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+    envs = VectorEnvs(ppo_graph, env, small_args(num_envs=2))
+    envs.reset(1)
+    with pytest.raises(UsageError, match=f"env 1, {sentence}"):
+        envs.step([{"node": 0}] * 2)
+
+
+def test_a_last_observation_may_have_no_rows():
+    """Only its value is needed. With NEXT_STEP it is among the observations of all."""
+    for mode in AutoresetMode:
+        makers = [lambda: Nodes(num=0, ids=())] * 2
+        env = Last(SyncVectorEnv(makers, autoreset_mode=mode))
+        envs = VectorEnvs(ppo_graph, env, small_args(num_envs=2))
+        envs.reset(1)
+        step = envs.step([{"node": 0}] * 2)
+        assert [last.counts["graph.nodes"] for last in step.finals] == [0, 0]
+
+
+class Last(gym.vector.VectorWrapper):
+    """Each episode is cut off after a step."""
+
+    def step(self, actions):
+        for env in self.env.envs:
+            env.left = 1
+        obs, reward, terminated, truncated, info = self.env.step(actions)
+        return obs, reward, truncated, terminated, info

@@ -13,6 +13,7 @@ import concurrent.futures
 import functools
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import re
@@ -243,14 +244,14 @@ CHECKS = {
 }
 
 
-def run(command: list[str], cwd: str | Path = ROOT, limit: float = 240.0) -> None:
+def run(command: list[str], cwd: str | Path = ROOT) -> None:
     """RuntimeError with the end of what it said if it fails."""
     env = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} | os.environ
     done = subprocess.run(
         command,
         cwd=cwd,
         env=env,
-        timeout=limit,
+        timeout=240,
         text=True,
         capture_output=True,
         stdin=subprocess.DEVNULL,
@@ -260,17 +261,12 @@ def run(command: list[str], cwd: str | Path = ROOT, limit: float = 240.0) -> Non
         raise RuntimeError(f"exit code {done.returncode} of {shlex.join(command)}:\n{said}")
 
 
-def train(args: Args, script: str, flags: str, mode: str, **settings) -> dict:
-    """What training.py notes of a script with these flags."""
-    endless = f"--total-timesteps {10**9} --checkpoint-every 0 --eval-episodes 0"
-    words = shlex.split(f"{flags} {endless}") + ["--no-cuda"] * args.dry
+def words_of(args: Args, script: str, flags: str) -> list[str]:
+    words = [*shlex.split(flags), *"--checkpoint-every 0 --eval-episodes 0".split()]
+    words += ["--no-cuda"] * args.dry
     if args.dry and script == "ppo_graph_compile":
         words += ["--compile-mode", "none"]
-    with tempfile.TemporaryDirectory() as folder:
-        settings |= {"mode": mode, "result": f"{folder}/noted.json"}
-        child = str(Path(__file__).with_name("training.py"))
-        run([sys.executable, child, json.dumps(settings), script, *words, "--run-dir", folder])
-        return json.loads(Path(folder, "noted.json").read_text())
+    return words
 
 
 def flags_of(task: str, script: str, num_envs: int, num_steps: int, workers: int) -> str:
@@ -303,9 +299,14 @@ def compiler(args: Args) -> dict:
 
 def updates(args: Args, script: str, task: str) -> dict:
     """Updates 3 to 5 of a training; of ppo_graph_compile.py later ones, which capture less."""
-    warmup = 10 if script == "ppo_graph_compile" and not args.dry else 2
-    flags = f"--env-id {task} --num-envs 16 --num-steps 32"
-    noted = train(args, script, flags, "waits", warmup=warmup, watched=3)
+    warmup = "10" if script == "ppo_graph_compile" and not args.dry else "2"
+    flags = f"--env-id {task} --num-envs 16 --num-steps 32 --total-timesteps {10**9}"
+    child = str(Path(__file__).with_name("waits.py"))
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder, "noted.json")
+        words = [*words_of(args, script, flags), "--run-dir", folder]
+        run([sys.executable, child, str(result), warmup, script, *words])
+        noted = json.loads(result.read_text())
     return {
         "waits per update": sum(noted["places"].values()) / noted["updates"],
         "largest |ratio - 1|": noted["mismatch"],
@@ -314,16 +315,18 @@ def updates(args: Args, script: str, task: str) -> dict:
     }
 
 
-def sps(args: Args, script: str, flags: str) -> dict:
-    seconds = 0.0 if args.dry else 15.0 if script == "ppo_graph_compile" else 5.0
-    noted = train(args, script, flags, "sps", seconds=seconds)
-    return {
-        "SPS": steady(noted["updates"]),
-        "first update, s": noted["updates"][0][1],
-        "updates": len(noted["updates"]),
-        "GPU memory, GB": noted["gpu_gb"],
-        "_updates": noted["updates"],
-    }
+def speed(command: list[str], folder: str) -> dict:
+    """Of a training that logs to `folder`/runs."""
+    run([sys.executable, *command], folder)
+    found = [(step, at) for _, step, at, _ in scalars(Path(folder, "runs"), "charts/SPS")]
+    return {"SPS": steady(found), "updates": len(found), "_updates": found}
+
+
+def sps(args: Args, script: str, flags: str, rollout: int) -> dict:
+    num = 4 if args.dry else 40 if script == "ppo_graph_compile" else 20
+    words = words_of(args, script, f"{flags} --total-timesteps {num * rollout}")
+    with tempfile.TemporaryDirectory() as folder:
+        return speed([str(ROOT / "cleanrl_graph" / f"{script}.py"), *words], folder)
 
 
 def cleanrl(args: Args, num_envs: int, num_steps: int) -> dict:
@@ -336,9 +339,7 @@ def cleanrl(args: Args, num_envs: int, num_steps: int) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         words = f"--env-id CartPole-v1 {sizes} --total-timesteps {total}".split()
         script = changed(path, CHANGES, folder)
-        run([sys.executable, script, *words, *["--no-cuda"] * args.dry], folder)
-        found = [(step, at) for _, step, at, _ in scalars(Path(folder), "charts/SPS")]
-    return {"SPS": steady(found), "updates": len(found), "_updates": found}
+        return speed([script, *words, *["--no-cuda"] * args.dry], folder)
 
 
 # ---- Tests ----
@@ -379,7 +380,8 @@ def all_rows(args: Args) -> list[Row]:
             about = dict(zip(("environments", "steps"), sizes)) | {"workers": num}
             for script in TASKS[task][1]:
                 flags = flags_of(task, script, *sizes, num)
-                add("sps", task, {"system": f"{script}.py"} | about, sps, script, flags)
+                key = {"system": f"{script}.py"} | about
+                add("sps", task, key, sps, script, flags, math.prod(sizes))
             if task == "CartPole-v1":
                 add("sps", task, {"system": "CleanRL ppo.py"} | about, cleanrl, *sizes)
     num_steps = 16 if args.dry else 32
@@ -388,7 +390,8 @@ def all_rows(args: Args) -> list[Row]:
             for script in TASKS[task][1]:
                 flags = f"{flags_of(task, script, num_envs, num_steps, 0)} {VECTOR}"
                 key = {"system": f"{script}.py", "environments": num_envs, "steps": num_steps}
-                add("sps", f"{task}, one VectorEnv", key, sps, script, flags)
+                rollout = num_envs * num_steps
+                add("sps", f"{task}, one VectorEnv", key, sps, script, flags, rollout)
     add("tests", "Tests", {"test": "all"}, run_tests)
     chosen = PARTS if "first" in args.parts else args.parts
     rows = [row for row in rows if row.part in chosen]
@@ -409,10 +412,10 @@ steps of 16 environments; where: the file and line that waited, and how often. A
 step, for the actions, one per update for the values, one for what is logged, and with --target-kl
 one per epoch. ppo_graph_async.py steps in a process of its own, which is not watched.""",
     "sps": """SPS: environment steps per second in the second half of the time between the end of
-the first update and the end of the run, some seconds later. Rollouts of 128 and 32 steps with 64
-and 512 environments, 4 minibatches, 4 epochs. Workers are processes that step the environments;
-CleanRL's ppo.py, with the two changes of benchmark/speed/cartpole_vs_cleanrl.py, has none. One
-VectorEnv steps all environments at once, in this process.""",
+the first update and the end of the run, 20 updates, or 40 that are compiled. Rollouts of 128 and 32
+steps with 64 and 512 environments, 4 minibatches, 4 epochs. Workers are processes that step the
+environments; CleanRL's ppo.py, with the two changes of benchmark/speed/cartpole_vs_cleanrl.py, has
+none. One VectorEnv steps all environments at once, in this process.""",
 }
 
 

@@ -323,7 +323,8 @@ def speed(command: list[str], folder: str) -> dict:
 
 
 def sps(args: Args, script: str, flags: str, rollout: int) -> dict:
-    num = 4 if args.dry else 40 if script == "ppo_graph_compile" else 20
+    num = 40 if script == "ppo_graph_compile" else 20
+    num = 4 if args.dry else max(6, min(num, 10**6 // rollout))
     words = words_of(args, script, f"{flags} --total-timesteps {num * rollout}")
     with tempfile.TemporaryDirectory() as folder:
         return speed([str(ROOT / "cleanrl_graph" / f"{script}.py"), *words], folder)
@@ -412,10 +413,11 @@ steps of 16 environments; where: the file and line that waited, and how often. A
 step, for the actions, one per update for the values, one for what is logged, and with --target-kl
 one per epoch. ppo_graph_async.py steps in a process of its own, which is not watched.""",
     "sps": """SPS: environment steps per second in the second half of the time between the end of
-the first update and the end of the run, 20 updates, or 40 that are compiled. Rollouts of 128 and 32
-steps with 64 and 512 environments, 4 minibatches, 4 epochs. Workers are processes that step the
-environments; CleanRL's ppo.py, with the two changes of benchmark/speed/cartpole_vs_cleanrl.py, has
-none. One VectorEnv steps all environments at once, in this process.""",
+the first update and the end of the run, 20 updates, or 40 that are compiled, of a million steps at
+most. Rollouts of 128 and 32 steps with 64 and 512 environments, 4 minibatches, 4 epochs. Workers
+are processes that step the environments; CleanRL's ppo.py, with the two changes of
+benchmark/speed/cartpole_vs_cleanrl.py, has none. One VectorEnv steps all environments at once, in
+this process.""",
 }
 
 

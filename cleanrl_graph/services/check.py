@@ -249,7 +249,6 @@ class Checked(gym.wrappers.RecordEpisodeStatistics):
     has_agents = False  # which need info["rewards"]
     has_mask = True
     may_mask = False  # there are options and neither a mask nor a word about one
-    metric_names = None  # those of an episode before
 
     def __init__(self, env: gym.Env, number: int):
         super().__init__(env.env if type(env) is Record else env)
@@ -342,8 +341,7 @@ class Checked(gym.wrappers.RecordEpisodeStatistics):
         if goes_on and info.get("lives", 0) > 0:
             return rewards
         said = metrics.said_in(info)
-        refuse(f"{self.place}: {problem}" for problem in metrics.wrong(said, self.metric_names))
-        self.metric_names = set(said.get("metrics", {}))
+        refuse(f"{self.place}: {problem}" for problem in metrics.wrong(said))
         episode = {"r": float(self.episode_returns), "l": int(self.episode_lengths)}
         return metrics.report_of(said) | rewards | {"episode": episode}
 

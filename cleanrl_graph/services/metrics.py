@@ -45,9 +45,8 @@ def said_in(info: dict) -> dict:
     return found
 
 
-def wrong(said: dict, before: set[str] | None) -> Iterator[str]:
-    """What is wrong with what is said; `before` are the names of the metrics of an episode before,
-    None if there was none."""
+def wrong(said: dict) -> Iterator[str]:
+    """What is wrong with what is said."""
     costs = said.get("eval", {})
     for name in filter(COLUMNS.match, costs):
         yield f"info['eval'] has the name {name!r}, a column of the evaluation's own"
@@ -59,10 +58,6 @@ def wrong(said: dict, before: set[str] | None) -> Iterator[str]:
             yield f"info['metrics'] has the name {name!r}, which is taken: choose another"
         if number_of(value, nan=True) is None:
             yield f"info['metrics'] has {name!r}: {value!r}, which is no finite number"
-    if before is not None and before != set(metrics):
-        names = f"the names {sorted(metrics)}, in an episode before {sorted(before)}"
-        advice = "give all at the end of each episode, math.nan where there is no value"
-        yield f"info['metrics'] has {names}: {advice}"
     if number_of(said.get("is_success", 0), nan=True) is None:
         yield f"info['is_success'] is {said['is_success']!r}, not True or False"
 

@@ -227,7 +227,6 @@ class VectorEnvs:
         self.first = first
         self.num_steps = 0
         self.num_skipped = 0  # rows that were no steps
-        self.metric_names = None  # of the last episode
         with closed_if_refused(env):
             self.take(env, args)
 
@@ -258,7 +257,7 @@ class VectorEnvs:
             check.refuse(check.wrong_leaves(own))
         check.refuse(check.wrong_actions(script, self.action_space, seen, args))
         parts = script.parts_of(self.action_space, seen, args)
-        self.parts = [parts] * self.num_envs
+        self.parts = [parts]  # the same for all
         acting = script.acting_group(self.action_space, seen, args.action_head)
         self.named, self.pairs = check.numbers_of_rows(script, seen, parts, acting)
         self.looks = list(check.looks_at(self.leaves, parts))
@@ -325,9 +324,7 @@ class VectorEnvs:
         names = {name for known in metrics.NAMES for name in (known, f"_{known}")}
         said = {name: info[name] for name in names & set(info)}
         said = metrics.said_in(info_of(said, i, self.num_envs))
-        problems = metrics.wrong(said, self.metric_names)
-        check.refuse(f"{self.place(i)}: {problem}" for problem in problems)
-        self.metric_names = set(said.get("metrics", {}))
+        check.refuse(f"{self.place(i)}: {problem}" for problem in metrics.wrong(said))
         return metrics.report_of(said) | {"episode": episode}
 
     def reset_some(self, ended: np.ndarray) -> Any:
@@ -472,7 +469,7 @@ class VectorEnvs:
         if not isinstance(self.env.env, checkpoint.VectorTwin):
             self.env.env = checkpoint.VectorTwin(self.env.env)
         record = {name: vars(self.env)[name] for name in RECORDED}
-        own = {name: vars(self)[name] for name in ("num_steps", "ended", "metric_names")}
+        own = {name: vars(self)[name] for name in ("num_steps", "ended")}
         [data] = checkpoint.exact_dumps([self.env.env._dump()])
         obs = list(self.latest.values), dict(self.latest.counts)
         return {"env": data, "record": record, "own": own, "obs": obs}

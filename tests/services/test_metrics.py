@@ -168,10 +168,6 @@ def test_part_of_a_row(tmp_path):
         (lambda k: {"metrics": {"return": 1}}, "the name 'return', which is taken"),
         (lambda k: {"metrics": {"sampled x": 1}}, "the name 'sampled x', which is taken"),
         (lambda k: {"metrics": {"a": 1}, "eval": {"a": 1}}, "the name 'a', which is taken"),
-        (
-            lambda k: {"metrics": {"a" if k < 2 else "b": 1}},
-            "the names ['b'], in an episode before ['a']: give all at the end of each episode",
-        ),
         (lambda k: {"is_success": "yes"}, "is 'yes', not True or False"),
     ],
 )

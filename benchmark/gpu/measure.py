@@ -53,7 +53,7 @@ class Args:
     parts: Annotated[tuple[Literal["first", *PARTS], ...], tyro.conf.Positional] = ("first",)
     """parts, or "first": all of them"""
     only: str = ""
-    """regular expression; only rows are measured that it is found in (`TABLE | KEY | KEY ...`)"""
+    """regular expression; only rows are measured that it is found in (`PART | TABLE | KEY ...`)"""
     peers: str | None = None
     """folder with CleanRL's ppo.py"""
     commit: str | None = None
@@ -74,7 +74,7 @@ class Row(NamedTuple):
 
     @property
     def name(self) -> str:
-        return " | ".join([self.table, *map(str, self.key.values())])
+        return " | ".join([self.part, self.table, *map(str, self.key.values())])
 
 
 # ---- Where it runs ----
@@ -115,20 +115,23 @@ def cell(value: Any) -> str:
 
 
 class Results:
-    """OUT/results.json: part -> machines, commands and rows; OUT/tables.md shows them. SystemExit
-    where a try would be mixed with what was measured."""
+    """OUT/results.json: machine and rows; OUT/tables.md shows them. SystemExit where there are rows
+    of another machine or commit, or of a try."""
 
     def __init__(self, args: Args):
-        self.folder, self.about = Path(args.out), machine(args)
+        self.folder = Path(args.out)
+        self.about = machine(args)
         self.path = self.folder / "results.json"
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.parts = json.loads(self.path.read_text()) if self.path.exists() else {}
-        for content in self.parts.values():
-            if any(other["dry"] != args.dry for other in content["machines"]):
+        self.rows = {}  # by their names
+        if self.path.exists():
+            known = json.loads(self.path.read_text())
+            if known["machine"] != self.about:
                 raise SystemExit(
-                    f"{self.path}: tries with --dry and measurements do not go into one table; "
-                    "give another --out"
+                    f"{self.path}: rows of another machine or commit, or tries with --dry, do not "
+                    "go into one table with these; give another --out"
                 )
+            self.rows = known["rows"]
         flags = ["--peers", "PEERS"] * bool(args.peers) + ["--dry"] * args.dry
         flags += ["--only", args.only] * bool(args.only)
         out = self.folder.resolve()
@@ -137,38 +140,22 @@ class Results:
 
     def has(self, row: Row) -> bool:
         """Whether it was measured; what failed, or could not be run, is tried again."""
-        known = self.parts.get(row.part, {"rows": []})["rows"]
-        same = [r for r in known if (r["table"], r["key"]) == (row.table, row.key)]
-        return bool(same) and not same[0]["note"]
+        return row.name in self.rows and not self.rows[row.name]["note"]
 
     def add(self, row: Row, figures: dict, note: str = "") -> None:
         """In the place of what was known of the row."""
-        content = self.parts.setdefault(row.part, {"machines": [], "commands": [], "rows": []})
-        command = f"{self.command} {row.part}"
-        for name, value in (("machines", self.about), ("commands", command)):
-            if value not in content[name]:
-                content[name].append(value)
-        entry = {"table": row.table, "key": row.key, "figures": figures, "note": note}
-        entry["machine"] = content["machines"].index(self.about)
-        rows = content["rows"]
-        places = [(other["table"], other["key"]) for other in rows]
-        if (row.table, row.key) in places:
-            rows[places.index((row.table, row.key))] = entry
-        else:
-            rows.append(entry)
-        write(self.path, json.dumps(self.parts, indent=1))
+        entry = {"part": row.part, "table": row.table, "key": row.key}
+        self.rows[row.name] = entry | {"figures": figures, "note": note}
+        write(self.path, json.dumps({"machine": self.about, "rows": self.rows}, indent=1))
         put(f"{self.folder}/tables.md#{row.part}", self.page(row.part))
 
     def page(self, part: str) -> str:
-        """Commands, machines, and one table per heading, in the order in which they were begun."""
-        content = self.parts[part]
-        lines = [f"    {command}" for command in content["commands"]] + [""]
-        lines += [f"**{DRY}**", ""] * self.about["dry"]
-        for about in content["machines"]:
-            lines += [describe(about), ""]
-        lines += [f"# {TITLES[part]}", ""]
-        for table in dict.fromkeys(row["table"] for row in content["rows"]):
-            own = [row for row in content["rows"] if row["table"] == table]
+        """Command, machine, and one table per heading, in the order in which they were begun."""
+        lines = [f"    {self.command} {part}", "", *[f"**{DRY}**", ""] * self.about["dry"]]
+        lines += [describe(self.about), "", f"# {TITLES[part]}", ""]
+        rows = [row for row in self.rows.values() if row["part"] == part]
+        for table in dict.fromkeys(row["table"] for row in rows):
+            own = [row for row in rows if row["table"] == table]
             lines += [f"## {table}", "", table_of(own), ""]
         return "\n".join([*lines, NOTES.get(part, ""), ""])
 

@@ -126,8 +126,8 @@ def info_of(info: dict, i: int, num_envs: int) -> dict:
     and beside it, with an underscore, which environments have it; without that all have."""
     own = {}
     for name, values in info.items():
-        has_one = info.get(f"_{name}", np.ones(num_envs, bool))
-        if name.startswith("_") or not has_one[i]:
+        have = info.get(f"_{name}")
+        if name.startswith("_") or have is not None and not have[i]:
             continue
         if isinstance(values, dict):
             own[name] = info_of(values, i, num_envs)

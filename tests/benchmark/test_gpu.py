@@ -124,7 +124,7 @@ def test_everything_runs_dry(tmp_path):
         assert own.index(measure.DRY) < own.index("| --- |") and "failed:" not in own
     assert {row["note"] for row in rows if row["part"] == "sps"} == {""}
     (tests,) = [row["figures"] for row in rows if row["part"] == "tests"]
-    assert tests["skipped"] > 50
+    assert tests["skipped"] > 0
 
 
 # ---- torchrun with a GPU per rank ----

@@ -10,7 +10,7 @@ a single run has none. Without --by these are all flags in which the runs differ
 curve differ. It writes curves.csv, table.md and curves.png.
 
 With --evaluations return, or another column of evaluations.csv, the curves are what a run with
---eval-every measured while it trained, as it is.
+--eval-every measured while it trained, as it is; each evaluation is a point.
 
 A run has args.json and episodes.csv where services trained it. Of a script alone the flags are what
 the name of the folder says, and episodes are the values of TensorBoard's log: a whole script has

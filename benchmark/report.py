@@ -89,6 +89,7 @@ class Run(NamedTuple):
     returns: np.ndarray | None
     ended: np.ndarray | None
     settings: dict
+    is_marked: bool = False  # no evaluations
 
 
 # ---- Files ----

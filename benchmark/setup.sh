@@ -21,3 +21,8 @@ while [ $# -gt 0 ]; do
     shift
 done
 set -- "${others[@]}"
+
+environment() {  # FOLDER REQUIREMENTS -> path of its python, made if missing
+    [ -x "$1/bin/python" ] || { "$PYTHON" -m venv "$1" && "$1/bin/python" -m pip install -q -r "$2"; } >&2
+    echo "$PWD/$1/bin/python"
+}

@@ -12,10 +12,6 @@ set -euo pipefail
 RESULTS=$RESULTS/speed
 export OMP_NUM_THREADS=1
 
-environment() {  # FOLDER REQUIREMENTS -> path of its python, made if missing
-    [ -x "$1/bin/python" ] || { "$PYTHON" -m venv "$1" && "$1/bin/python" -m pip install -q -r "$2"; } >&2
-    echo "$PWD/$1/bin/python"
-}
 PEER_PYTHON=${PEER_PYTHON:-$(environment .venv-peers benchmark/peers/requirements-sb3.txt)}
 TRXL_PYTHON=${TRXL_PYTHON:-$(environment .venv-trxl benchmark/peers/requirements-trxl.txt)}
 if [ -z "${CLEANRL:-}" ]; then

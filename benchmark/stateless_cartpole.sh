@@ -38,11 +38,6 @@ peer() {  # PYTHON SCRIPT NAME FLAGS...
     done
 }
 
-environment() {  # FOLDER REQUIREMENTS -> path of its python, made if missing
-    [ -x "$1/bin/python" ] || { "$PYTHON" -m venv "$1" && "$1/bin/python" -m pip install -q -r "$2"; } >&2
-    echo "$PWD/$1/bin/python"
-}
-
 for part in ${PARTS:-ours peers table}; do
     case $part in
         ours)

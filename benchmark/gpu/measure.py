@@ -1,8 +1,6 @@
 """What is measured on a GPU: `bash benchmark/gpu.sh --out DIR`, in ten minutes.
 
     checks    does the machine compile; where each script waits; do collection and training agree
-    kernels   LSTM, attention, maxima, sums and precision, each against its alternative
-    profile   bytes copied, waits of the host, how busy the GPU is
     sps       steps per second of whole trainings, eager and compiled, and of CleanRL's ppo.py
     tests     all tests that need a CUDA device
 
@@ -15,6 +13,7 @@ import concurrent.futures
 import functools
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import re
@@ -25,7 +24,6 @@ import sys
 import tempfile
 import time
 import traceback
-import xml.etree.ElementTree
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +40,7 @@ from tables import COMMITTED, commit, cpu_name, markdown, output, put, write  # 
 
 from cleanrl_graph.services.plot import scalars  # noqa: E402
 
-PARTS = ("checks", "kernels", "profile", "sps", "tests")
+PARTS = ("checks", "sps", "tests")
 FAILED = 1
 DRY = "dry: CPU, sizes of a try"
 PACKAGES = ("torch-geometric", "gymnasium", "numpy")
@@ -55,7 +53,7 @@ class Args:
     parts: Annotated[tuple[Literal["first", *PARTS], ...], tyro.conf.Positional] = ("first",)
     """parts, or "first": all of them"""
     only: str = ""
-    """regular expression; only rows are measured that it is found in (`TABLE | KEY | KEY ...`)"""
+    """regular expression; only rows are measured that it is found in (`PART | TABLE | KEY ...`)"""
     peers: str | None = None
     """folder with CleanRL's ppo.py"""
     commit: str | None = None
@@ -76,7 +74,7 @@ class Row(NamedTuple):
 
     @property
     def name(self) -> str:
-        return " | ".join([self.table, *map(str, self.key.values())])
+        return " | ".join([self.part, self.table, *map(str, self.key.values())])
 
 
 # ---- Where it runs ----
@@ -117,20 +115,23 @@ def cell(value: Any) -> str:
 
 
 class Results:
-    """OUT/results.json: part -> machines, commands and rows; OUT/tables.md shows them. SystemExit
-    where a try would be mixed with what was measured."""
+    """OUT/results.json: machine and rows; OUT/tables.md shows them. SystemExit where there are rows
+    of another machine or commit, or of a try."""
 
     def __init__(self, args: Args):
-        self.folder, self.about = Path(args.out), machine(args)
+        self.folder = Path(args.out)
+        self.about = machine(args)
         self.path = self.folder / "results.json"
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.parts = json.loads(self.path.read_text()) if self.path.exists() else {}
-        for content in self.parts.values():
-            if any(other["dry"] != args.dry for other in content["machines"]):
+        self.rows = {}  # by their names
+        if self.path.exists():
+            known = json.loads(self.path.read_text())
+            if known["machine"] != self.about:
                 raise SystemExit(
-                    f"{self.path}: tries with --dry and measurements do not go into one table; "
-                    "give another --out"
+                    f"{self.path}: rows of another machine or commit, or tries with --dry, do not "
+                    "go into one table with these; give another --out"
                 )
+            self.rows = known["rows"]
         flags = ["--peers", "PEERS"] * bool(args.peers) + ["--dry"] * args.dry
         flags += ["--only", args.only] * bool(args.only)
         out = self.folder.resolve()
@@ -139,39 +140,22 @@ class Results:
 
     def has(self, row: Row) -> bool:
         """Whether it was measured; what failed, or could not be run, is tried again."""
-        same = self.parts.get(row.part, {"rows": []})["rows"]
-        if row.part != "tests":  # one row here, and as many there as there are tests
-            same = [r for r in same if (r["table"], r["key"]) == (row.table, row.key)]
-        return bool(same) and not any(found["note"] for found in same)
+        return row.name in self.rows and not self.rows[row.name]["note"]
 
     def add(self, row: Row, figures: dict, note: str = "") -> None:
         """In the place of what was known of the row."""
-        content = self.parts.setdefault(row.part, {"machines": [], "commands": [], "rows": []})
-        command = f"{self.command} {row.part}"
-        for name, value in (("machines", self.about), ("commands", command)):
-            if value not in content[name]:
-                content[name].append(value)
-        entry = {"table": row.table, "key": row.key, "figures": figures, "note": note}
-        entry["machine"] = content["machines"].index(self.about)
-        rows = content["rows"]
-        places = [(other["table"], other["key"]) for other in rows]
-        if (row.table, row.key) in places:
-            rows[places.index((row.table, row.key))] = entry
-        else:
-            rows.append(entry)
-        write(self.path, json.dumps(self.parts, indent=1))
+        entry = {"part": row.part, "table": row.table, "key": row.key}
+        self.rows[row.name] = entry | {"figures": figures, "note": note}
+        write(self.path, json.dumps({"machine": self.about, "rows": self.rows}, indent=1))
         put(f"{self.folder}/tables.md#{row.part}", self.page(row.part))
 
     def page(self, part: str) -> str:
-        """Commands, machines, and one table per heading, in the order in which they were begun."""
-        content = self.parts[part]
-        lines = [f"    {command}" for command in content["commands"]] + [""]
-        lines += [f"**{DRY}**", ""] * self.about["dry"]
-        for about in content["machines"]:
-            lines += [describe(about), ""]
-        lines += [f"# {TITLES[part]}", ""]
-        for table in dict.fromkeys(row["table"] for row in content["rows"]):
-            own = [row for row in content["rows"] if row["table"] == table]
+        """Command, machine, and one table per heading, in the order in which they were begun."""
+        lines = [f"    {self.command} {part}", "", *[f"**{DRY}**", ""] * self.about["dry"]]
+        lines += [describe(self.about), "", f"# {TITLES[part]}", ""]
+        rows = [row for row in self.rows.values() if row["part"] == part]
+        for table in dict.fromkeys(row["table"] for row in rows):
+            own = [row for row in rows if row["table"] == table]
             lines += [f"## {table}", "", table_of(own), ""]
         return "\n".join([*lines, NOTES.get(part, ""), ""])
 
@@ -212,9 +196,6 @@ def measure(results: Results, rows: list[Row], args: Args) -> int:
                 traceback.print_exc()
                 last = (str(error).strip().splitlines() or [""])[-1]
                 note = f"failed: {type(error).__name__}: {last}"
-            if row.part == "tests" and figures:
-                failed += add_tests(results, figures)
-                continue
             results.add(row, figures, note[:300])
             texts = [f"{name} {cell(x)}" for name, x in figures.items() if not name.startswith("_")]
             shown = note or ", ".join(texts)
@@ -250,14 +231,14 @@ CHECKS = {
 }
 
 
-def run(command: list[str], cwd: str | Path = ROOT, limit: float = 240.0) -> None:
+def run(command: list[str], cwd: str | Path = ROOT) -> None:
     """RuntimeError with the end of what it said if it fails."""
     env = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} | os.environ
     done = subprocess.run(
         command,
         cwd=cwd,
         env=env,
-        timeout=limit,
+        timeout=240,
         text=True,
         capture_output=True,
         stdin=subprocess.DEVNULL,
@@ -267,17 +248,12 @@ def run(command: list[str], cwd: str | Path = ROOT, limit: float = 240.0) -> Non
         raise RuntimeError(f"exit code {done.returncode} of {shlex.join(command)}:\n{said}")
 
 
-def train(args: Args, script: str, flags: str, mode: str, **settings) -> dict:
-    """What training.py notes of a script with these flags."""
-    endless = f"--total-timesteps {10**9} --checkpoint-every 0 --eval-episodes 0"
-    words = shlex.split(f"{flags} {endless}") + ["--no-cuda"] * args.dry
+def words_of(args: Args, script: str, flags: str) -> list[str]:
+    words = [*shlex.split(flags), *"--checkpoint-every 0 --eval-episodes 0".split()]
+    words += ["--no-cuda"] * args.dry
     if args.dry and script == "ppo_graph_compile":
         words += ["--compile-mode", "none"]
-    with tempfile.TemporaryDirectory() as folder:
-        settings |= {"mode": mode, "result": f"{folder}/noted.json"}
-        child = str(Path(__file__).with_name("training.py"))
-        run([sys.executable, child, json.dumps(settings), script, *words, "--run-dir", folder])
-        return json.loads(Path(folder, "noted.json").read_text())
+    return words
 
 
 def flags_of(task: str, script: str, num_envs: int, num_steps: int, workers: int) -> str:
@@ -310,9 +286,14 @@ def compiler(args: Args) -> dict:
 
 def updates(args: Args, script: str, task: str) -> dict:
     """Updates 3 to 5 of a training; of ppo_graph_compile.py later ones, which capture less."""
-    warmup = 10 if script == "ppo_graph_compile" and not args.dry else 2
-    flags = f"--env-id {task} --num-envs 16 --num-steps 32"
-    noted = train(args, script, flags, "waits", warmup=warmup, watched=3)
+    warmup = "10" if script == "ppo_graph_compile" and not args.dry else "2"
+    flags = f"--env-id {task} --num-envs 16 --num-steps 32 --total-timesteps {10**9}"
+    child = str(Path(__file__).with_name("waits.py"))
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder, "noted.json")
+        words = [*words_of(args, script, flags), "--run-dir", folder]
+        run([sys.executable, child, str(result), warmup, script, *words])
+        noted = json.loads(result.read_text())
     return {
         "waits per update": sum(noted["places"].values()) / noted["updates"],
         "largest |ratio - 1|": noted["mismatch"],
@@ -321,16 +302,19 @@ def updates(args: Args, script: str, task: str) -> dict:
     }
 
 
-def sps(args: Args, script: str, flags: str) -> dict:
-    seconds = 0.0 if args.dry else 15.0 if script == "ppo_graph_compile" else 5.0
-    noted = train(args, script, flags, "sps", seconds=seconds)
-    return {
-        "SPS": steady(noted["updates"]),
-        "first update, s": noted["updates"][0][1],
-        "updates": len(noted["updates"]),
-        "GPU memory, GB": noted["gpu_gb"],
-        "_updates": noted["updates"],
-    }
+def speed(command: list[str], folder: str) -> dict:
+    """Of a training that logs to `folder`/runs."""
+    run([sys.executable, *command], folder)
+    found = [(step, at) for _, step, at, _ in scalars(Path(folder, "runs"), "charts/SPS")]
+    return {"SPS": steady(found), "updates": len(found), "_updates": found}
+
+
+def sps(args: Args, script: str, flags: str, rollout: int) -> dict:
+    num = 40 if script == "ppo_graph_compile" else 20
+    num = 4 if args.dry else max(6, min(num, 10**6 // rollout))
+    words = words_of(args, script, f"{flags} --total-timesteps {num * rollout}")
+    with tempfile.TemporaryDirectory() as folder:
+        return speed([str(ROOT / "cleanrl_graph" / f"{script}.py"), *words], folder)
 
 
 def cleanrl(args: Args, num_envs: int, num_steps: int) -> dict:
@@ -343,71 +327,23 @@ def cleanrl(args: Args, num_envs: int, num_steps: int) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         words = f"--env-id CartPole-v1 {sizes} --total-timesteps {total}".split()
         script = changed(path, CHANGES, folder)
-        run([sys.executable, script, *words, *["--no-cuda"] * args.dry], folder)
-        found = [(step, at) for _, step, at, _ in scalars(Path(folder), "charts/SPS")]
-    return {"SPS": steady(found), "updates": len(found), "_updates": found}
-
-
-def profile(args: Args, script: str, flags: str) -> dict:
-    noted = train(args, script, flags, "profile", warmup=3, plain=3, watched=1)
-    if not args.dry and not noted["device_events"]:
-        raise NotHere("torch.profiler's trace has nothing of the device (is CUPTI there?)")
-    return profile_figures(noted)
-
-
-def profile_figures(noted: dict) -> dict:
-    """What the table shows of the sums that training.py notes."""
-    phases, steps, minibatches = noted["phases"], noted["steps"], noted["minibatches"]
-    figures = {}
-    for unit, num, phase in (("step", steps, "collection"), ("minibatch", minibatches, "update")):
-        sums = phases[phase]
-        figures[f"bytes to the device per {unit}"] = sums["to_device_bytes"] / num
-        figures[f"copies per {unit}"] = sums["to_device_copies"] / num
-        figures[f"waits per {unit}"] = sums["waits"] / num
-        figures[f"launches per {unit}"] = sums["launches"] / num
-    rest = sum(phases[name]["waits"] for name in ("advantages", "between"))
-    waiting = sum(sums["wait_ms"] for sums in phases.values())
-    # us of the watched updates, had they not been watched
-    plain = 1e6 * noted["plain_seconds"] / noted["plain_steps"] * noted["watched_steps"]
-    return figures | {
-        "other waits per update": rest / noted["updates"],
-        "waiting, % of the time": 100 * waiting / (noted["trace_us"] / 1000),
-        "device busy, % (profiled)": 100 * noted["busy_us"] / noted["trace_us"],
-        "device busy, %": 100 * noted["busy_us"] / plain,
-        "SPS": noted["plain_steps"] / noted["plain_seconds"],
-        "_noted": noted,
-    }
+        return speed([script, *words, *["--no-cuda"] * args.dry], folder)
 
 
 # ---- Tests ----
 def run_tests(args: Args) -> dict:
-    """test -> outcome and seconds; in a try they skip themselves."""
+    """How many passed and so on; in a try they skip themselves. RuntimeError if one failed."""
     files = [
         path for path in (ROOT / "tests").rglob("test_*.py") if "mark.cuda" in path.read_text()
     ]
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder, "report.xml")
-        flags = f"-m cuda -q -p no:cacheprovider --junitxml {report}".split()
-        command = [sys.executable, "-m", "pytest", *flags, *map(str, sorted(files))]
-        subprocess.run(command, cwd=ROOT, timeout=600)
-        found = {}
-        for case in xml.etree.ElementTree.parse(report).iter("testcase"):
-            kinds = [child.tag for child in case]
-            outcome = "failed" if {"failure", "error"} & set(kinds) else "passed"
-            outcome = "skipped" if "skipped" in kinds else outcome
-            key = case.get("classname").split(".")[-1] + ".py", case.get("name")
-            found[key] = {"outcome": outcome, "seconds": float(case.get("time"))}
-    return found
-
-
-def add_tests(results: Results, found: dict) -> int:
-    """A row for each test. The number of those that failed."""
-    for (file, test), figures in found.items():
-        note = "failed" if figures["outcome"] == "failed" else ""
-        results.add(Row("tests", file, {"test": test}, dict), figures, note)
-    outcomes = [figures["outcome"] for figures in found.values()]
-    print(", ".join(f"{outcomes.count(name)} {name}" for name in ("passed", "failed", "skipped")))
-    return outcomes.count("failed")
+    flags = "-m cuda -q -p no:cacheprovider".split()
+    command = [sys.executable, "-m", "pytest", *flags, *map(str, sorted(files))]
+    done = subprocess.run(command, cwd=ROOT, timeout=600, text=True, stdout=subprocess.PIPE)
+    print(done.stdout)
+    last = done.stdout.strip().rpartition("\n")[2]
+    if done.returncode:
+        raise RuntimeError(last)
+    return {name: int(num) for num, name in re.findall(r"(\d+) (passed|skipped)", last)}
 
 
 # ---- Rows ----
@@ -423,16 +359,8 @@ def all_rows(args: Args) -> list[Row]:
         for task in tasks:
             key = {"script": f"{script}.py", "environment": task}
             add("checks", "Updates", key, updates, script, task)
-    rows += kernel_rows(args)
     workers = {"PoissonGraph-v0": num_workers(), "JobShop-v0": num_workers()}
     workers = {} if args.dry else workers
-    sizes = (4, 16) if args.dry else (256, 32)
-    title = "{} environments, rollouts of {} steps, 4 epochs of 4 minibatches".format(*sizes)
-    for task in ("CartPole-v1", "JobShop-v0"):
-        num = workers.get(task, 0)
-        key = {"environment": task, "script": "ppo_graph.py", "workers": num}
-        flags = flags_of(task, "ppo_graph", *sizes, num)
-        add("profile", title, key, profile, "ppo_graph", flags)
     large, small = ((4, 16), (2, 16)) if args.dry else ((512, 32), (64, 128))
     for sizes, tasks in ((large, [*TASKS]), (small, ["CartPole-v1"])):
         for task in tasks:
@@ -440,7 +368,8 @@ def all_rows(args: Args) -> list[Row]:
             about = dict(zip(("environments", "steps"), sizes)) | {"workers": num}
             for script in TASKS[task][1]:
                 flags = flags_of(task, script, *sizes, num)
-                add("sps", task, {"system": f"{script}.py"} | about, sps, script, flags)
+                key = {"system": f"{script}.py"} | about
+                add("sps", task, key, sps, script, flags, math.prod(sizes))
             if task == "CartPole-v1":
                 add("sps", task, {"system": "CleanRL ppo.py"} | about, cleanrl, *sizes)
     num_steps = 16 if args.dry else 32
@@ -449,7 +378,8 @@ def all_rows(args: Args) -> list[Row]:
             for script in TASKS[task][1]:
                 flags = f"{flags_of(task, script, num_envs, num_steps, 0)} {VECTOR}"
                 key = {"system": f"{script}.py", "environments": num_envs, "steps": num_steps}
-                add("sps", f"{task}, one VectorEnv", key, sps, script, flags)
+                rollout = num_envs * num_steps
+                add("sps", f"{task}, one VectorEnv", key, sps, script, flags, rollout)
     add("tests", "Tests", {"test": "all"}, run_tests)
     chosen = PARTS if "first" in args.parts else args.parts
     rows = [row for row in rows if row.part in chosen]
@@ -459,39 +389,8 @@ def all_rows(args: Args) -> list[Row]:
     return rows
 
 
-def kernel_rows(args: Args) -> list[Row]:
-    import kernels
-
-    rows, device = [], "cpu" if args.dry else "cuda"
-
-    def add(table: str, key: dict, function: Callable, *given) -> None:
-        small = [min(x, 16) if isinstance(x, int) else x for x in given] if args.dry else given
-        rows.append(Row("kernels", table, key, functools.partial(function, *small, device)))
-
-    for num, size in ((256, 10), (2048, 10), (256, 300), (16, 5000)):
-        title = "Readout, maximum of rows of 64, forward and backward"
-        add(title, {"sets": num, "rows each": size}, kernels.readout, num, size, 64)
-    for num in (512, 4096, 32768):
-        add("Running sums of 129 double columns", {"rows": num}, kernels.running_sum, num, 129)
-    for layer in ("gine", "gine, PyG's"):
-        for size in (512, 8192):
-            key = {"layer": layer, "width": 64, "graphs": size}
-            title = "Graph network, 3 layers, forward and backward"
-            add(title, key, kernels.precision, layer, 64, size)
-    for W in (128, 1024):
-        title = "Attention, two layers of 128, 4 heads, forward and backward"
-        key = {"memory": W, "steps": 128, "environments": 16}
-        add(title, key, kernels.attention, W, 128, 16, 128)
-    for kind in ("episodes with a long tail", "visits of nodes", "whole rollouts"):
-        key = {"sequences are": kind, "environments": 16, "width": 128}
-        add("LSTM over 128 steps, forward and backward", key, kernels.lstm, kind, 16, 128)
-    return rows
-
-
 TITLES = {
     "checks": "Checks on the GPU",
-    "kernels": "Kernels on the GPU",
-    "profile": "Copies, waits, and how busy the GPU is",
     "sps": "Steps per second on the GPU",
     "tests": "Tests on a CUDA device",
 }
@@ -500,20 +399,12 @@ NOTES = {
 steps of 16 environments; where: the file and line that waited, and how often. As meant are one per
 step, for the actions, one per update for the values, one for what is logged, and with --target-kl
 one per epoch. ppo_graph_async.py steps in a process of its own, which is not watched.""",
-    "kernels": """Milliseconds are medians of up to 30 turns in which the systems of a row follow
-each other, between two CUDA events around the call with the device idle before it, so that they
-hold what the host needs for its launches. Differences are the largest by the largest number.""",
-    "profile": """A step is one of all environments: the observations go to the device, the actions
-come back. Bytes, copies, waits (cudaStreamSynchronize, cudaDeviceSynchronize, cudaEventSynchronize,
-cudaMemcpy) and launches (a CUDA graph is one) are those of torch.profiler's trace of one update.
-The profiler slows the host, so the device is busy for a smaller share of that time than of an
-update without it: "device busy, %" is the device's time in the trace by the time that updates took
-before the profiler was started.""",
     "sps": """SPS: environment steps per second in the second half of the time between the end of
-the first update and the end of the run, some seconds later. Rollouts of 128 and 32 steps with 64
-and 512 environments, 4 minibatches, 4 epochs. Workers are processes that step the environments;
-CleanRL's ppo.py, with the two changes of benchmark/speed/cartpole_vs_cleanrl.py, has none. One
-VectorEnv steps all environments at once, in this process.""",
+the first update and the end of the run, 20 updates, or 40 that are compiled, of a million steps at
+most. Rollouts of 128 and 32 steps with 64 and 512 environments, 4 minibatches, 4 epochs. Workers
+are processes that step the environments; CleanRL's ppo.py, with the two changes of
+benchmark/speed/cartpole_vs_cleanrl.py, has none. One VectorEnv steps all environments at once, in
+this process.""",
 }
 
 

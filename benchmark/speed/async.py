@@ -10,54 +10,55 @@ ppo_graph.py.
    that waits for a simulator), or 5 ms asleep in 8 worker processes.
 2. Learning curves of PoissonGraph without extra cost over steps: no lag, one update, four updates,
    and four updates without correction (advantages without rho, the ratio taken to the policy that
-   collected).
-
-A csv of all runs and a picture of the curves lie beside --out.
+   collected). A picture of them lies beside --out.
 """
 
-import csv
-import importlib.util
-import multiprocessing as mp
 import os
-import resource
 import sys
 import tempfile
-import time
-from collections import Counter, deque
 from dataclasses import dataclass
 from pathlib import Path
 
-import gymnasium as gym
 import numpy as np
-import torch
 import tyro
-from common import ROOT, beside, report, spread
+from cartpole_vs_cleanrl import changed
+from common import ROOT, beside, in_turns, report, spread, tables, train
 
-from cleanrl_graph import services
-from cleanrl_graph.services.arguments import args_of
+from cleanrl_graph.services.plot import Look, around_mean, draw, find
 
-# milliseconds of a step -> flags with which collection and update take about as long
-SIZES = dict(num_envs=8, num_steps=64, gnn_layers=3, gnn_dim=192, hidden_dims=(64,))
-ASLEEP = {"asleep": True}
+SCRIPTS = ROOT / "cleanrl_graph"
+SAME = "--eval-episodes 0 --checkpoint-every 0 --no-cuda"
+# milliseconds of a step -> (environments, steps, flags) with which collection and update take
+# about as long
 CASES = {
-    "0.1": SIZES | dict(env_kwargs={"ms": 0.1}, num_steps=128, gnn_layers=2, gnn_dim=64),
-    "1": SIZES | dict(env_kwargs={"ms": 1.0}),
-    "1 asleep": SIZES | dict(env_kwargs={"ms": 1.0} | ASLEEP),
-    "5 asleep, 8 workers": SIZES
-    | dict(env_kwargs={"ms": 5.0} | ASLEEP, num_envs=16, num_steps=32, gnn_dim=160, num_workers=8),
+    "0.1": (8, 128, '--env-kwargs {"ms":0.1} --gnn-layers 2 --gnn-dim 64'),
+    "1": (8, 64, '--env-kwargs {"ms":1} --gnn-layers 3 --gnn-dim 192'),
+    "1 asleep": (8, 64, '--env-kwargs {"ms":1,"asleep":true} --gnn-layers 3 --gnn-dim 192'),
+    "5 asleep, 8 workers": (
+        *(16, 32),
+        '--env-kwargs {"ms":5,"asleep":true} --gnn-layers 3 --gnn-dim 160 --num-workers 8',
+    ),
 }
 CURVES = {
-    "ppo_graph.py": ("ppo_graph", {}),
-    "max_lag 1": ("ppo_graph_async", dict(max_lag=1)),
-    "max_lag 4": ("ppo_graph_async", dict(max_lag=4)),
-    "max_lag 4, not corrected": ("uncorrected", dict(max_lag=4)),
+    "ppo_graph.py": ("ppo_graph.py", ""),
+    "max_lag 1": ("ppo_graph_async.py", "--max-lag 1"),
+    "max_lag 4": ("ppo_graph_async.py", "--max-lag 4"),
+    "max_lag 4, not corrected": ("uncorrected", "--max-lag 4"),
 }
+# The present policy is taken for the one that collected, and the ratio to the latter
+UNCORRECTED = [
+    (
+        "        rho = importance.clip(max=1).reshape(T, N)  # both rho and c of V-trace\n",
+        "        rho = np.ones((T, N), np.float32)\n"
+        "        log_probs = to_device(rollout.log_probs, device)\n",
+    )
+]
 
 
 @dataclass
 class Args:
     out: str | None = None
-    """file that receives the same markdown, with a csv and a png beside it"""
+    """file that receives the same markdown, with a png beside it"""
     cases: tuple[str, ...] = tuple(CASES)
     """milliseconds of a step in part 1"""
     num_updates: int = 10
@@ -70,257 +71,76 @@ class Args:
     """a sentence on the machine for the report, such as what else ran"""
 
 
-class Costly(gym.Wrapper):
-    """PoissonGraph whose step takes `ms` milliseconds longer, of the CPU or asleep."""
-
-    def __init__(self, ms: float = 1.0, asleep: bool = False, **kwargs):
-        name = "cleanrl_graph.envs:PoissonGraph-v0"
-        super().__init__(gym.make(name, disable_env_checker=True, **kwargs))
-        self.seconds, self.asleep = ms / 1000, asleep
-
-    def step(self, action):
-        end = time.thread_time() + self.seconds
-        if self.asleep:
-            time.sleep(self.seconds)
-        while not self.asleep and time.thread_time() < end:
-            pass
-        return self.env.step(action)
-
-
-def without_correction(folder: str):
-    """ppo_graph_async.py that takes the present policy for the one that collected, and the ratio to
-    the latter."""
-    path = ROOT / "cleanrl_graph" / "ppo_graph_async.py"
-    old = "        rho = importance.clip(max=1).reshape(T, N)  # both rho and c of V-trace\n"
-    new = "        rho = np.ones((T, N), np.float32)\n"
-    new += "        log_probs = to_device(rollout.log_probs, device)\n"
-    if path.read_text().count(old) != 1:
-        raise SystemExit(f"{path} has changed: {old!r} must occur in it once")
-    changed = Path(folder, "uncorrected.py")
-    changed.write_text(path.read_text().replace(old, new))
-    spec = importlib.util.spec_from_file_location("uncorrected", changed)
-    script = sys.modules["uncorrected"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    return script
-
-
-def watch(script) -> tuple[Counter, list]:
-    """({part: seconds}, [(step, seconds since the training began, mean return)]), filled while the
-    script trains. An update begins when its rollout is there, or with its first minibatch, and ends
-    when it is logged."""
-    seconds, curve, at = Counter(), [], {}
-    returns = deque(maxlen=100)
-    begin_run, begin = script.Run.begin, script.Memory.begin
-    end_update = script.Run.end_update
-
-    def begins_run(self, *args):
-        at["start"] = time.perf_counter()
-        return begin_run(self, *args)
-
-    def ends_update(self, global_step, step, scalars, episodes):
-        end_update(self, global_step, step, scalars, episodes)
-        now = time.perf_counter()
-        seconds["update"] += now - at.pop("update")
-        returns.extend(info["episode"]["r"] for _, _, info in episodes)
-        mean = np.mean(returns) if returns else np.nan
-        curve.append((global_step, now - at["start"], mean))
-
-    def begins(self):
-        begin(self)
-        at["collect"] = time.perf_counter()
-
-    script.Run.begin, script.Run.end_update = begins_run, ends_update
-    script.Memory.begin = begins
-
-    class Storage(script.Storage):
-        def gather(self, idx):
-            if "update" not in at:
-                at["update"] = time.perf_counter()
-                seconds["collect"] += at["update"] - at["collect"]
-            return super().gather(idx)
-
-    script.Storage = Storage
-    if hasattr(script, "Collector"):
-        receive = script.Collector.receive
-
-        def timed(self):
-            start = time.perf_counter()
-            rollout = receive(self)
-            at["update"] = time.perf_counter()
-            seconds["receive"] += at["update"] - start
-            return rollout
-
-        script.Collector.receive = timed
-    return seconds, curve
-
-
-def train(pipe, system: str, flags: dict) -> None:
-    """One run in this process; sends (seconds of training, {part: seconds}, CPU seconds of this
-    process and of those that it started, [(step, mean return)])."""
-    gym.register("Costly-v0", entry_point=Costly)
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        if system == "uncorrected":
-            script = without_correction(folder)
-        else:
-            script = importlib.import_module(f"cleanrl_graph.{system}")
-        (seconds, curve), before = watch(script), time.process_time()
-        flags = dict(run_dir=folder, eval_episodes=0, cuda=False, checkpoint_every=0) | flags
-        services.run(script, args_of(script, **flags))
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = time.process_time() - before, usage.ru_utime + usage.ru_stime
-    pipe.send((curve[-1][1], dict(seconds), cpu, [(step, value) for step, _, value in curve]))
-
-
-def run(system: str, **flags) -> tuple[float, dict, tuple, list]:
-    """`train` in a process of its own."""
-    context = mp.get_context("spawn")
-    here, there = context.Pipe()
-    process = context.Process(target=train, args=(there, system, flags))
-    process.start()
-    there.close()
-    try:
-        result = here.recv()
-    except EOFError:
-        raise SystemExit(f"{system} failed") from None
-    process.join()
-    print(f"{system}: {result[0]:.1f} s", file=sys.stderr)
-    return result
-
-
-def wall_time(args) -> tuple[list[str], list[list]]:
-    """The table of part 1 and its rows for the csv."""
-    lines = [
-        "## Wall time",
-        "",
-        "| ms of a step | system | training, s (least to most) | collection, s | update, s | "
-        "waiting, s | CPU: this process + others, s | ppo_graph / this | by CPU | bound |",
-        "| " + "--- | " * 10,
-    ]
-    rows = []
+def wall_time(args: Args) -> list[str]:
+    """The table of part 1."""
+    rows = [["ms of a step", "system", "training, s (least to most)", "ppo_graph / this"]]
     for case in args.cases:
-        flags, runs = CASES[case], {"ppo_graph": [], "ppo_graph_async": []}
-        steps = args.num_updates * flags["num_envs"] * flags["num_steps"]
-        for seed in range(1, args.rounds + 1):
-            for system in runs:
-                more = dict(env_id="Costly-v0", total_timesteps=steps, seed=seed)
-                runs[system].append(run(system, **more, **flags))
-                total, parts, cpu, _ = runs[system][-1]
-                parts = [parts.get(name, "") for name in ("collect", "update", "receive")]
-                rows.append(["wall", case, system, seed, steps, total, *parts, *cpu])
-        base = runs["ppo_graph"]
-        for system, results in runs.items():
-            total = [result[0] for result in results]
-            cells = [spread(total, ".1f")]
-            for name in ("collect", "update", "receive"):
-                part = np.median([parts.get(name, np.nan) for _, parts, *_ in results])
-                cells.append("" if np.isnan(part) else f"{part:.1f}")
-            cpu = np.median([cpu for *_, cpu, _ in results], 0)
-            cells.append(" + ".join(f"{value:.1f}" for value in cpu))
-            ratio = np.array([a[0] / b[0] for a, b in zip(base, results)])
-            bound = [sum(parts.values()) / max(parts.values()) for _, parts, *_ in base]
-            by_cpu = [sum(a[2]) / max(b[2]) for a, b in zip(base, results)]
-            by_cpu = "" if "asleep" in case else f"{np.median(by_cpu):.2f}"
-            gain = ["", "", ""]
-            if system != "ppo_graph":
-                gain = [spread(ratio, ".2f"), by_cpu, f"{np.median(bound):.2f}"]
-            lines.append("| " + " | ".join([case, system, *cells, *gain]) + " |")
-    lines += [
-        "",
-        f"Medians of {args.rounds} rounds, {args.num_updates} updates each, one thread of torch in "
-        "each process. The bound is (collection + update) / the larger of both in ppo_graph.py. "
-        "CPU seconds are without imports; those of others are of the collector and of workers. By "
-        "CPU: the CPU seconds of ppo_graph.py / those of the busier of the two processes, an "
-        "estimate for two idle cores.",
-    ]
-    return lines, rows
+        num_envs, num_steps, flags = CASES[case]
+        steps = args.num_updates * num_envs * num_steps
+        words = f"--env-id costly:Costly-v0 --num-envs {num_envs} --num-steps {num_steps} {flags} "
+        words += f"--hidden-dims 64 --total-timesteps {steps} {SAME}"
+        systems = {}
+        for name in ("ppo_graph", "ppo_graph_async"):
+            systems[name] = [sys.executable, str(SCRIPTS / f"{name}.py"), *words.split()]
+        seconds = {}
+        for name, runs in in_turns(systems, args.rounds).items():
+            seconds[name] = np.array([steps / run.sps for run in runs])
+            ratio = ""
+            if name != "ppo_graph":
+                ratio = spread(seconds["ppo_graph"] / seconds[name], ".2f")
+            rows.append([case, name, spread(seconds[name], ".1f"), ratio])
+    note = f"Medians of {args.rounds} rounds, {args.num_updates} updates each, one thread of torch."
+    return ["## Wall time", "", tables.markdown(rows), "", note]
 
 
-def learning_curves(args) -> tuple[list[str], list[list]]:
-    """The table of part 2 and its rows for the csv."""
-    lines = [
-        "",
-        "## Learning curves",
-        "",
-        "| system | mean return of the last 100 episodes, by seed | mean over the whole training |",
-        "| --- | --- | --- |",
-    ]
-    rows = []
-    for seed in range(1, args.rounds + 1):
-        for name, (system, flags) in CURVES.items():
-            more = dict(num_envs=16, learning_rate=1e-3, gnn_layers=2, seed=seed) | flags
-            more |= dict(env_id="envs:PoissonGraph-v0", total_timesteps=args.curve_steps)
-            *_, curve = run(system, **more)
-            rows += [["curve", "", name, seed, step, value] for step, value in curve]
-    for name, (_, values) in curves_of(rows).items():
-        lines.append(
-            f"| {name} | {' / '.join(f'{value:.2f}' for value in values[:, -1])} | "
-            f"{np.nanmean(values):.2f} |"
-        )
-    lines += [
-        "",
-        f"PoissonGraph-v0, 16 environments x 128 steps, {args.curve_steps} steps, learning rate "
-        "1e-3; the optimum is 16. Lines are means over the seeds, bands their range.",
-    ]
-    return lines, rows
-
-
-def curves_of(rows: list[list]) -> dict[str, tuple[list, np.ndarray]]:
-    """System -> steps, and the returns of each seed there."""
-    found = {}
-    for _, _, name, seed, step, value, *_ in rows:
-        found.setdefault(name, {}).setdefault(seed, []).append((float(step), float(value)))
+def learning_curves(args: Args) -> list[str]:
+    """The table of part 2; its picture is drawn beside --out."""
     curves = {}
-    for name, seeds in found.items():
-        points = np.array(list(seeds.values()))
-        curves[name] = points[0, :, 0], points[:, :, 1]
-    return curves
+    flags = (
+        f"--env-id envs:PoissonGraph-v0 --num-envs 16 --learning-rate 1e-3 --gnn-layers 2 {SAME}"
+    )
+    for seed in range(1, args.rounds + 1):
+        for name, (script, more) in CURVES.items():
+            with tempfile.TemporaryDirectory() as folder:
+                path = str(SCRIPTS / script)
+                if script == "uncorrected":
+                    path = changed(SCRIPTS / "ppo_graph_async.py", UNCORRECTED, folder)
+                words = f"{flags} {more} --total-timesteps {args.curve_steps} --seed {seed}".split()
+                run = train([sys.executable, path, *words], folder)
+                curves.setdefault(("", name), []).extend(find([folder], 100))
+            print(f"{name}, seed {seed}: {run.sps:.0f} SPS", file=sys.stderr)
+    rows = [["system", "mean return of the last 100 episodes, by seed", "mean of the training"]]
+    for (_, name), runs in curves.items():
+        mean = np.mean([run.means.mean() for run in runs])
+        rows.append([name, " / ".join(f"{run.means[-1]:.2f}" for run in runs), f"{mean:.2f}"])
+    note = (
+        f"PoissonGraph-v0, 16 environments x 128 steps, {args.curve_steps} steps, learning rate "
+        "1e-3; the optimum is 16. Lines are means over the seeds, bands the standard deviation."
+    )
+    lines = ["", "## Learning curves", "", tables.markdown(rows), "", note]
+    if args.out:
+        picture = beside(args.out, ".png")
+        look = Look("mean return of 100 episodes", "PoissonGraph-v0, optimum 16")
+        draw(picture, curves, around_mean, look)
+        lines += ["", f"![learning curves]({picture.name})"]
+    return lines
 
 
-def draw(rows: list[list], path: Path) -> None:
-    """The learning curves."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, ax = plt.subplots(figsize=(5, 3.8), constrained_layout=True)
-    for name, (steps, values) in curves_of(rows).items():
-        (line,) = ax.plot(steps, values.mean(0), label=name)
-        low, high = values.min(0), values.max(0)
-        ax.fill_between(steps, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
-    title = f"PoissonGraph-v0, optimum 16; mean and range of {len(values)} seeds"
-    ax.set(xlabel="steps", ylabel="mean return of 100 episodes")
-    ax.set_title(title, fontsize=9)
-    ax.legend()
-    figure.savefig(path, dpi=120)
-
-
-def main(args):
-    os.environ["OMP_NUM_THREADS"] = "1"
+def main(args: Args) -> None:
+    paths = [str(ROOT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     load = os.getloadavg()[0]
-    lines, rows = wall_time(args)
+    lines = wall_time(args)
     if args.curve_steps:
-        more, curve_rows = learning_curves(args)
-        lines, rows = lines + more, rows + curve_rows
-        if args.out:
-            draw(curve_rows, picture := beside(args.out, ".png"))
-            lines += ["", f"![learning curves]({picture.name})"]
+        lines += learning_curves(args)
     heading = [
         "# Acting and learning at the same time",
         "",
         f"Load average of the machine when this began {load:.1f}, when it ended "
-        f"{os.getloadavg()[0]:.1f}; this "
-        f"benchmark alone makes 1 to 2. {args.note}".strip(),
+        f"{os.getloadavg()[0]:.1f}; this benchmark alone makes 1 to 2. {args.note}".strip(),
         "",
     ]
     report("\n".join(heading + lines), args.out)
-    if args.out:
-        names = (
-            "part,ms,system,seed,steps,seconds or return,collect,update,receive,cpu,cpu of others"
-        )
-        with open(beside(args.out, ".csv"), "w", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows([names.split(","), *rows])
 
 
 if __name__ == "__main__":

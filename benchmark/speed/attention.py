@@ -185,8 +185,8 @@ def main(args: Args) -> None:
             }
             note = f"{NUM_ENVS} environments x {args.num_steps} steps, {NUM_LAYERS} layers "
             note += f"of {DIM}, one thread; medians of {args.repeats} turns"
-            panels = {"training, microseconds per step": labels}
-            picture(args.out, note, "memory length", panels)
+            y = "training, microseconds per step"
+            picture(args.out, note, "memory length", y, labels)
     report("\n".join(lines), args.out)
 
 

@@ -48,22 +48,20 @@ def beside(out: str, ending: str) -> Path:
     return path.with_name((section or path.stem) + ending)
 
 
-def picture(out: str, title: str, x: str, panels: dict[str, dict[str, list[tuple]]]) -> None:
-    """A picture beside `out`: for each panel, named by its y axis, lines of points (x, y)."""
+def picture(out: str, title: str, x: str, y: str, lines: dict[str, list[tuple]]) -> None:
+    """A picture beside `out`: lines of points (x, y) by their names."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    size = (5 * len(panels), 3.6)
-    figure, axes = plt.subplots(1, len(panels), figsize=size, squeeze=False, layout="constrained")
-    for axis, (y, lines) in zip(axes[0], panels.items()):
-        for label, points in lines.items():
-            axis.loglog(*zip(*points), marker="o", label=label)
-        axis.set(xlabel=x, ylabel=y)
-        axis.grid(alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0, 0].legend(frameon=False, fontsize=8)
+    figure, axis = plt.subplots(figsize=(5, 3.6), layout="constrained")
+    for label, points in lines.items():
+        axis.loglog(*zip(*points), marker="o", label=label)
+    axis.set(xlabel=x, ylabel=y)
+    axis.grid(alpha=0.3)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=8)
     figure.suptitle(title, fontsize=8)
     figure.savefig(beside(out, ".png"), dpi=130)
 
@@ -86,16 +84,6 @@ def turns(
                 function()
             row[k] = (clock() - start) / calls
     return 1000 * seconds[warm_up:]
-
-
-def long_tailed(num_envs: int, num_steps: int, rng: np.random.Generator) -> np.ndarray:
-    """bool [num_envs, num_steps]: where episodes begin that last 20 steps on average."""
-    starts = np.zeros((num_envs, num_steps), bool)
-    for row in starts:
-        ends = np.cumsum(np.ceil(rng.exponential(20, num_steps))).astype(int)
-        row[ends[ends < num_steps]] = True
-    starts[:, 0] = True
-    return starts
 
 
 def spread(values: Iterable[float], form: str = ",.0f") -> str:
@@ -134,6 +122,7 @@ class Run(NamedTuple):
     """One training run as a process of its own."""
 
     sps: float  # environment steps per second of the training, as the script itself has it last
+    late_sps: float  # those of the second half of the steps; NaN if the script logs none
     seconds: float  # of the whole process, imports included
     peak_mb: float  # largest resident memory
     mean_return: float  # of the last 100 episodes; NaN if the script has none
@@ -151,7 +140,9 @@ def train(command: list[str], cwd: str) -> Run:
         process.returncode = os.waitstatus_to_exitcode(status)
         file.seek(0)
         output = file.read()
-    sps, returns = logged(Path(cwd, "runs"))
+    episodes, updates = events_of(Path(cwd, "runs"))
+    sps = [value for _, value in updates]
+    returns = [ret for _, _, ret, _ in episodes]
     if not sps:
         sps = re.findall(r"SPS\W*(\d+)", output)  # "SPS 123", "SPS: 123"
         returns = re.findall(r"mean return (-?[\d.]+)", output)[-1:]
@@ -159,13 +150,16 @@ def train(command: list[str], cwd: str) -> Run:
         what = f"exit code {process.returncode} of {shlex.join(command)}"
         raise RuntimeError(f"{what}; its last lines:\n{output[-2000:]}")
     mean_return = np.mean([float(number) for number in returns[-100:] or [np.nan]])
-    return Run(float(sps[-1]), seconds, usage.ru_maxrss / 1024, mean_return)
+    peak_mb = usage.ru_maxrss / 1024
+    return Run(float(sps[-1]), late_sps(updates), seconds, peak_mb, mean_return)
 
 
-def logged(run_dir: Path) -> tuple[list[float], list[float]]:
-    """SPS of each update and return of each episode of the only run in a folder."""
-    episodes, updates = events_of(run_dir)
-    return [sps for _, sps in updates], [ret for _, _, ret, _ in episodes]
+def late_sps(updates: list[tuple]) -> float:
+    """Steps per second in the second half, of (step, SPS so far) of each update."""
+    seconds = {step: step / max(sps, 1) for step, sps in updates}
+    end = max(seconds, default=0)
+    half = min(seconds, key=lambda step: abs(step - end / 2), default=0)
+    return (end - half) / (seconds[end] - seconds[half]) if half < end else np.nan
 
 
 def in_turns(systems: dict[str, list[str]], rounds: int) -> dict[str, list[Run]]:
@@ -189,7 +183,7 @@ def table_of(runs: dict[str, list[Run]], ours: str) -> list[str]:
         "system|SPS (least to most)|ours / this|process, s|peak memory, MB|mean return".split("|")
     ]
     for name, column in runs.items():
-        sps, seconds, peak_mb, returns = (np.array(values) for values in zip(*column))
+        sps, _, seconds, peak_mb, returns = (np.array(values) for values in zip(*column))
         ratio = "" if name == ours else spread([run.sps for run in runs[ours]] / sps, ".2f")
         mean_return = "not logged" if np.isnan(returns).any() else f"{np.median(returns):.1f}"
         cells = [f"{np.median(seconds):.1f}", f"{np.median(peak_mb):,.0f}", mean_return]

@@ -20,16 +20,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
 import tyro
-from common import ROOT, report, train
+from common import ROOT, in_turns, report
 from tqdm import tqdm
 
 from cleanrl_graph import ppo_graph, ppo_graph_compile
-from cleanrl_graph.services.plot import scalars
 from cleanrl_graph.services.process import accelerate
 
 CASES = {
@@ -164,29 +162,18 @@ def trainings(args, name: str) -> list[str]:
     flags = "--eval-episodes 0 --checkpoint-every 0 --no-cuda".split()
     for key, value in case.items():
         flags += [f"--{key.replace('_', '-')}", str(value).replace("'", '"')]
-    results = {EAGER: [], COMPILED: []}
-    for k in range(args.rounds):
-        for system, column in results.items():
-            with tempfile.TemporaryDirectory() as folder:
-                mode = ["--compile-mode", args.mode] if system == COMPILED else []
-                path = str(ROOT / "cleanrl_graph" / system)
-                run = train([sys.executable, path, *flags, *mode, "--seed", str(k + 1)], folder)
-                updates = scalars(Path(folder), "charts/SPS")
-                seconds = {step: step / max(sps, 1) for _, step, _, sps in updates}
-            end = max(seconds)
-            half = min(seconds, key=lambda step: abs(step - end / 2))
-            late = (end - half) / (seconds[end] - seconds[half]) if half < end else np.nan
-            column.append((run.sps, late, seconds[end], run.mean_return))
-            said = f"{name}, round {k + 1}: {system}: {run.sps:.0f} SPS, second half {late:.0f}"
-            print(said, file=sys.stderr)
+    systems = {}
+    for system, more in ((EAGER, []), (COMPILED, ["--compile-mode", args.mode])):
+        systems[system] = [sys.executable, str(ROOT / "cleanrl_graph" / system), *flags, *more]
+    runs = in_turns(systems, args.rounds)
+    late = {system: np.array([run.late_sps for run in own]) for system, own in runs.items()}
     lines = []
-    for system, column in results.items():
-        column = np.array(column)
-        ratio = np.median(np.array(results[COMPILED])[:, 1] / column[:, 1])
-        sps, late, _, ret = np.median(column, 0)
+    for system, own in runs.items():
+        ratio = np.median(late[COMPILED] / late[system])
+        sps, ret = np.median([(run.sps, run.mean_return) for run in own], 0)
         lines.append(
-            f"| {name}, {case['total_timesteps']:,} steps | {system} | {sps:,.0f} | {late:,.0f} | "
-            f"{ratio:.2f} | {ret:.3g} |"
+            f"| {name}, {case['total_timesteps']:,} steps | {system} | {sps:,.0f} | "
+            f"{np.median(late[system]):,.0f} | {ratio:.2f} | {ret:.3g} |"
         )
     return lines
 

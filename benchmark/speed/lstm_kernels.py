@@ -4,9 +4,8 @@
 
 16 envs x 128 steps on 200 possible nodes per env. An env's share of nodes, the density, is
 remembered; all of them are seen again at every step (the worst case for the sparse state), episodes
-end with probability 1/64 per step. A picture beside --out shows the cost against density. Layouts
-take turns (A B C A B C ...), figures are medians; outputs and gradients of the layouts are compared
-before they are timed.
+end with probability 1/64 per step. Layouts take turns (A B C A B C ...), figures are medians;
+outputs and gradients of the layouts are compared before they are timed.
 """
 
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 import torch.nn as nn
 import tyro
-from common import picture, report, turns
+from common import report, turns
 from torch import Tensor
 
 from cleanrl_graph import ppo_lstm_sparse as script
@@ -143,8 +142,8 @@ def state_systems(density: float, seen: float, H: int, rng: np.random.Generator)
     return systems, list(sparse.cell.parameters()), dict(zip(systems, sizes))
 
 
-def state_table(args: Args, rng: np.random.Generator) -> tuple[list[str], dict]:
-    """(markdown, panels of the picture)."""
+def state_table(args: Args, rng: np.random.Generator) -> list[str]:
+    """The markdown."""
     lines = [
         f"State on {NODES} possible nodes, H = {args.lstm_dim}, {N} envs x {T} steps:",
         "",
@@ -152,7 +151,6 @@ def state_table(args: Args, rng: np.random.Generator) -> tuple[list[str], dict]:
         "backward, MB |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    panels = {"forward + backward, ms": {}, "state, bytes": {}}
     for density, seen in [(density, 1.0) for density in args.densities] + [(0.1, 0.25)]:
         systems, parameters, sizes = state_systems(density, seen, args.lstm_dim, rng)
         result = measure(systems, parameters, args.repeats)
@@ -162,21 +160,15 @@ def state_table(args: Args, rng: np.random.Generator) -> tuple[list[str], dict]:
                 f"| {density:.0%} | {seen:.0%} of them | {name} | {ms:.1f} | {ms / ours[0]:.1f} | "
                 f"{sizes[name]:,} | {sizes[name] / ours[1]:.1f} | {saved:.1f} |"
             )
-            for panel, value in zip(panels.values(), (ms, sizes[name])) if seen == 1 else ():
-                panel.setdefault(name, []).append((100 * density, value))
-    return lines, panels
+    return lines
 
 
 def main(args: Args) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(args.seed)
-    lines, panels = state_table(args, np.random.default_rng(args.seed))
+    lines = state_table(args, np.random.default_rng(args.seed))
     note = f"Medians of {args.repeats} turns, one thread."
     report("\n".join([*lines, "", note]), args.out)
-    if args.out:
-        note = f"{NODES} possible nodes, H = {args.lstm_dim}, {N} environments x {T} steps"
-        note += f"; medians of {args.repeats} turns"
-        picture(args.out, note, "remembered nodes, % of the possible ones", panels)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from cartpole_vs_cleanrl import CHANGES, changed
 from common import PPO_GRAPH, report, train
 from tqdm import tqdm
 
-from cleanrl_graph.services.plot import events_of
+from cleanrl_graph.services.plot import find
 
 FLAGS = (
     "--num-envs 32 --num-steps 32 --num-minibatches 4 --update-epochs 6 --learning-rate 3e-3 "
@@ -50,15 +50,12 @@ def time_to_target(command: list[str]) -> tuple[float, float]:
     fails."""
     with tempfile.TemporaryDirectory() as folder:
         train(command, folder)
-        episodes, _ = events_of(Path(folder))
-    returns = np.array([ret for _, _, ret, _ in episodes])
-    if len(returns) < 100:
-        return np.inf, np.inf
-    reached = np.flatnonzero(np.convolve(returns, np.full(100, 0.01), "valid") >= TARGET)
+        (run,) = find([folder], 100)
+    reached = np.flatnonzero(run.means[99:] >= TARGET)
     if not len(reached):
         return np.inf, np.inf
-    step, seconds, *_ = episodes[99 + reached[0]]
-    return seconds, step
+    k = 99 + reached[0]
+    return run.seconds[k], run.steps[k]
 
 
 def main(args):

@@ -175,7 +175,8 @@ SAID = Said()
 def say(line: str, key: str = "") -> None:
     """Prints a line that is no error, each (each `key`) once in a run, by rank 0."""
     if (key or line) not in SAID.lines and os.environ.get("RANK", "0") == "0":
-        print(line, file=sys.stderr, flush=True)
+        sys.stderr.write(f"{line}\n")  # at once: another thread may write, too
+        sys.stderr.flush()
     SAID.lines.add(key or line)
 
 

@@ -16,6 +16,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from cleanrl_graph.envs.fitting import converted
+
 
 class Form(NamedTuple):
     """How the entries [rows, width] of a mask become others: entry k is the old one entries[k], or
@@ -63,7 +65,7 @@ class CanonicalMasks(gym.ObservationWrapper):
             form = form_of(leaf, parts, bits, args.autoregressive)
             if form:
                 self.forms[leaf.path] = form
-        mask = self.space_of(space["action_mask"], "action_mask")
+        mask = converted(space["action_mask"], "action_mask", self.space_of)
         self.observation_space = spaces.Dict(list({**space.spaces, "action_mask": mask}.items()))
 
     def observation(self, obs: Any) -> Any:
@@ -75,19 +77,11 @@ class CanonicalMasks(gym.ObservationWrapper):
         return {**obs, "action_mask": self.mask_of(space, obs["action_mask"], "action_mask")}
 
     def space_of(self, space: gym.Space, path: str) -> gym.Space:
-        """The space of `mask_of`."""
-        if isinstance(space, (spaces.Dict, spaces.Tuple)):
-            children = {}
-            for k, own in children_of(space):
-                children[k] = self.space_of(own, f"{path}.{k}")
-            if isinstance(space, spaces.Dict):
-                return spaces.Dict(list(children.items()))  # a dict would be sorted
-            return spaces.Tuple(children.values())
+        """The space of `mask_of`, which is no Dict or Tuple."""
         is_rows = isinstance(space, spaces.Sequence)
         row = space.feature_space if is_rows else space
         if isinstance(row, (spaces.Dict, spaces.Tuple)):
-            new = self.space_of(row, path)
-            return spaces.Sequence(new, stack=space.stack)
+            return spaces.Sequence(converted(row, path, self.space_of), stack=space.stack)
         if path not in self.forms:
             return space
         ones = np.ones((1, width_of(row)))
@@ -139,11 +133,6 @@ class CanonicalMasks(gym.ObservationWrapper):
         if not is_stacked:
             masks = {name: own[0] for name, own in masks.items()}
         return masks.get("", masks)
-
-
-def children_of(space: gym.Space) -> list[tuple]:
-    """(key, space) of the children of a Dict or Tuple."""
-    return list(space.items() if isinstance(space, spaces.Dict) else enumerate(space))
 
 
 def width_of(row: gym.Space) -> int:

@@ -14,7 +14,7 @@ for masks of actions that are elsewhere than the scripts read them.
     --wrap cleanrl_graph.envs.wrappers:PythonInts  actions as Python's int, not NumPy's
 
 Several of them are put on in the order given, the last one outermost. cloudpickle saves them with
-their state. `wrap_all` adds what the environment needs beside them.
+their state. `wrap_all` and `find_mask` add what the environment needs beside them.
 """
 
 import importlib
@@ -70,16 +70,19 @@ def wrap(env: gym.Env, spec: str) -> gym.Env:
 
 def wrap_all(env: gym.Env, specs: tuple[str, ...], has_agents: bool = False) -> gym.Env:
     """The environment with all entries of --wrap put on, then, for a script that `has_agents`, with
-    those of a Tuple or Dict as a set, and with spaces that the scripts read. It is reset once,
-    without a seed: if the observation has no "action_mask", and the info, the observation or a
-    method has one under a name of MASKS, that is moved there. `mask_note` says which is used, or
-    what was seen and is not."""
+    those of a Tuple or Dict as a set, and with spaces that the scripts read."""
     for spec in specs:
         env = wrap(env, spec)
     if has_agents:
         env = with_agents(env)
     refuse_statistics(env)
-    env = fit(env)
+    return fit(env)
+
+
+def find_mask(env: gym.Env) -> gym.Env:
+    """The environment, which is reset once, without a seed: if the observation has no
+    "action_mask", and the info, the observation or a method has one under a name of MASKS, that is
+    moved there. `mask_note` says which is used, or what was seen and is not."""
     outcome = env.reset()
     space = env.observation_space
     if isinstance(space, spaces.Dict) and "action_mask" in space.keys():

@@ -9,6 +9,13 @@ from typing import Any, Literal
 import numpy as np
 import tyro
 
+FREE = set(
+    "run_dir track wandb_project_name wandb_entity capture_video save_model load_model "
+    "load_matching checkpoint_every checkpoint_minutes resume eval_suite eval_episodes "
+    "eval_samples eval_max_steps eval_every stop_at env_timeout vectorization_mode cuda "
+    "exp_name num_iterations".split()
+)  # all others shape the training
+
 
 @dataclass
 class Flags:

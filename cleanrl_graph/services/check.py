@@ -13,7 +13,7 @@ import os
 import re
 import threading
 import traceback
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -26,7 +26,8 @@ from gymnasium import spaces
 from cleanrl_graph.envs import fitting, wrappers
 from cleanrl_graph.envs.fitting import SAID, say
 from cleanrl_graph.envs.masks import CanonicalMasks
-from cleanrl_graph.services.metrics import metrics_of, own_metrics, wrong_metrics
+from cleanrl_graph.services import metrics
+from cleanrl_graph.services.metrics import LARGEST, number_of
 
 POSITIVE = (
     "num_envs num_steps num_minibatches update_epochs gnn_layers gnn_dim eval_max_steps "
@@ -44,7 +45,6 @@ RANGES = [
     ("ent_coef vf_coef stop_at", -math.inf, math.inf),
     ("seed", 0, 2**32 - 1),
 ]
-LARGEST = 3e38  # a bit less than the largest float32, 3.4e38
 FLOAT32 = float(np.finfo(np.float32).max)
 RETURNED = {"reset": ("obs, {}", 2), "step": ("obs, reward, terminated, truncated, {}", 5)}
 OLD = (
@@ -160,6 +160,10 @@ def make_env(script: ModuleType, args: Any, i: int = 0, /, **more) -> gym.Env:
     if type(env) is gym.wrappers.RecordEpisodeStatistics:  # it fails where info is None
         env = Record(env.env)
     env = wrappers.wrap_all(env, args.wrap, "rewards" in script.Step._fields)
+    try:
+        env = wrappers.find_mask(env)
+    except (Exception, SystemExit) as problem:
+        raise explained("the first reset, which looks for a mask", problem) from None
     put_back(before)
     return env
 
@@ -233,16 +237,6 @@ class Latest(threading.local):
 LATEST = Latest()
 
 
-@contextlib.contextmanager
-def kept_latest() -> Iterator[None]:
-    """A copy of an environment, which makes the same calls, is not the one that was called."""
-    latest = LATEST.env
-    try:
-        yield
-    finally:
-        LATEST.env = latest
-
-
 class Checked(gym.wrappers.RecordEpisodeStatistics):
     """Raises UsageError, with number, step and action, for what goes wrong in the environment, and
     for what is not as gymnasium's return it. Return and length of an episode are those of a
@@ -255,7 +249,6 @@ class Checked(gym.wrappers.RecordEpisodeStatistics):
     has_agents = False  # which need info["rewards"]
     has_mask = True
     may_mask = False  # there are options and neither a mask nor a word about one
-    metric_names = None  # those of an episode before
 
     def __init__(self, env: gym.Env, number: int):
         super().__init__(env.env if type(env) is Record else env)
@@ -343,61 +336,14 @@ class Checked(gym.wrappers.RecordEpisodeStatistics):
     def last_info(self, info: dict, terminated: bool) -> dict:
         """That of a step which ends an episode. Where only a life of a game ended, so that a record
         inside goes on, it has no "episode"."""
-        info = own_report(info)
-        refuse(f"{self.place}: {problem}" for problem in wrong_report(info.get("eval", {})))
-        report = {key: info[key] for key in ("group", "eval", "rewards") if key in info}
+        rewards = {"rewards": info["rewards"]} if "rewards" in info else {}
         goes_on = self.inside and terminated and "episode" not in info
         if goes_on and info.get("lives", 0) > 0:
-            return report
-        metrics = self.metrics(info)
+            return rewards
+        said = metrics.said_in(info)
+        refuse(f"{self.place}: {problem}" for problem in metrics.wrong(said))
         episode = {"r": float(self.episode_returns), "l": int(self.episode_lengths)}
-        return report | ({"metrics": metrics} if metrics else {}) | {"episode": episode}
-
-    def metrics(self, info: dict) -> dict[str, float]:
-        """The environment's own numbers of an episode that ends, the same ones each time."""
-        info = own_metrics(info)
-        refuse(f"{self.place}: {problem}" for problem in wrong_metrics(info, self.metric_names))
-        self.metric_names = set(info.get("metrics", {}))
-        metrics = metrics_of(info)
-        for name, value in metrics.items():
-            if math.isnan(value):
-                text = f"{self.place}: {name} is nan, and is left out of the means"
-                say(text, f"{name} is nan")
-        return metrics
-
-
-def number_of(value: Any) -> float | None:
-    """A finite number, or an array of one, of any kind; None for anything else."""
-    try:
-        number = value.item() if hasattr(value, "item") else value
-        is_number = isinstance(number, (bool, int, float)) and abs(number) < LARGEST
-        return number if is_number else None
-    except (ValueError, RuntimeError):  # of several
-        return None
-
-
-def own_report(info: dict) -> dict:
-    """An info whose "group" can be a name and whose "eval" has columns. What an environment means
-    otherwise by these words is left out, which is said."""
-    group = info.get("group")
-    report = info.get("eval", {})
-    is_name = isinstance(group, Hashable) and not callable(group)
-    has_columns = isinstance(report, dict) and all(isinstance(name, str) for name in report)
-    for name, is_ours in (("group", is_name), ("eval", has_columns)):
-        if not is_ours:
-            say(f"info['{name}'] is left out: it is no {name} but {type(info[name]).__name__}")
-            info = {key: value for key, value in info.items() if key != name}
-    return info
-
-
-def wrong_report(report: dict) -> Iterator[str]:
-    """What is wrong with info["eval"] of an episode that ends."""
-    for name in report:
-        if name in ("instance", "greedy", "cut") or name.startswith("best of "):
-            yield f"info['eval'] has the name {name!r}, a column of the evaluation's own"
-    cost = report.get("cost", 0)
-    if number_of(cost) is None:
-        yield f"{cost!r} in info['eval'] is not a finite number"
+        return metrics.report_of(said) | rewards | {"episode": episode}
 
 
 def num_acting(space: gym.Space, action: Any) -> int:
@@ -514,12 +460,7 @@ class Checks:
         self.meaning = meanings[0]
         self.acting = script.acting_group(self.action_space, leaves, args.action_head)
         self.masks = [part for part in self.parts[0] if part.mask is not None]
-        named, self.pairs = rows_of_masks(self.parts[0])
-        with contextlib.suppress(script.UsageError):  # there are several graphs
-            named["node_ids"] = id_group(script, leaves, self.acting)
-        ragged = [leaf.path for leaf in leaves if leaf.path == leaf.group]
-        # Path of a ragged mask, or node_ids -> the group that it has as many rows as
-        self.named = {path: named[path] for path in ragged if named.get(path)}
+        self.named, self.pairs = numbers_of_rows(script, leaves, self.parts[0], self.acting)
         self.is_padded = self.space is not self.envs[0].env.observation_space  # the mask
         self.looks = list(looks_at(self.leaves, self.parts[0]))
 
@@ -592,33 +533,23 @@ class Checks:
         """(path of a leaf, what is wrong with it). Its numbers are right for one observation; where
         there are several they may be another's. Sets `flat` when dtypes and shapes are right."""
         columns = list(zip(*observations))
-        others = set()  # leaves with rows of other dtypes than theirs
-        for look, rows in zip(self.looks, columns):
+        others = set()  # numbers of the leaves with rows of other dtypes than theirs
+        for k, (look, rows) in enumerate(zip(self.looks, columns)):
             for array in rows:
                 if array.dtype != look.dtype or array.shape[1:] != look.shape or not array.ndim:
                     yield from wrong_form(look.leaf, array)
-                    others.add(look.leaf.path)
+                    others.add(k)
         self.flat = super().collate(observations)
+        arrays = list(self.flat.values)
+        for k in others:
+            arrays[k] = np.concatenate(columns[k])  # as they were before they got the leaf's dtype
         counts = self.flat.counts
-        is_last = LATEST.env.has_ended
         for look, rows in zip(self.looks, columns):
             if look.is_counted:  # by the first leaf of its group
                 num = np.fromiter(map(len, rows), np.int64, len(rows))
                 yield from unlike_rows(look.leaf.path, num, look.leaf.group, counts)
-        for path, group in self.named.items():
-            yield from unlike_rows(path, counts[path], group, counts)
-        yield from wrong_pairs(counts, self.pairs)
-        for look, values, rows in zip(self.looks, self.flat.values, columns):
-            leaf = look.leaf
-            if leaf.path in others:
-                values = np.concatenate(rows)  # as they were before they got the leaf's dtype
-                is_fine = False
-            else:
-                is_fine = look.is_number or look.is_float32 and np.isfinite(values).all()
-            for problem in wrong_values(leaf, values, counts) if not is_fine else ():
-                yield leaf.path, problem
-            for problem in wrong_numbers(leaf, counts, parts, is_last) if look.is_choice else ():
-                yield leaf.path, problem
+        is_last = np.array(LATEST.env.has_ended)
+        yield from wrong_rows(self, arrays, counts, parts, is_last)
 
     def place(self, number: int, path: str) -> str:
         """What begins an error."""
@@ -631,6 +562,38 @@ class Checks:
     def close(self) -> None:
         for env in self.envs:
             close(env)
+
+
+def numbers_of_rows(
+    script: ModuleType, leaves: list, parts: list, acting: str | None
+) -> tuple[dict, dict]:
+    """({path of a ragged mask, or node_ids: the group that it has as many rows as}, {path of a mask
+    of pairs: see rows_of_masks})."""
+    named, pairs = rows_of_masks(parts)
+    with contextlib.suppress(script.UsageError):  # there are several graphs
+        named["node_ids"] = id_group(script, leaves, acting)
+    ragged = [leaf.path for leaf in leaves if leaf.path == leaf.group]
+    return {path: named[path] for path in ragged if named.get(path)}, pairs
+
+
+def wrong_rows(
+    envs: Any, arrays: list[np.ndarray], counts: dict, parts: list[list], is_last: np.ndarray
+) -> Iterator[tuple[str, str]]:
+    """(path, what is wrong) with the rows of each leaf, of observations that stand one after the
+    other, as far as it can be told without the others; `is_last`, bool [N] or one, of an episode.
+    `envs` has looks, named and pairs."""
+    for path, group in envs.named.items():
+        yield from unlike_rows(path, counts[path], group, counts)
+    yield from wrong_pairs(counts, envs.pairs)
+    for look, values in zip(envs.looks, arrays):
+        leaf = look.leaf
+        is_fine = look.is_number or look.is_float32 and np.isfinite(values).all()
+        if not is_fine or values.dtype != look.dtype:
+            for problem in wrong_values(leaf, values, counts):
+                yield leaf.path, problem
+        if look.is_choice:
+            for problem in wrong_numbers(leaf, counts, parts, is_last):
+                yield leaf.path, problem
 
 
 def id_group(script: ModuleType, leaves: list, acting: str | None) -> str | None:
@@ -806,7 +769,7 @@ def wrong_values(leaf: Any, values: np.ndarray, counts: dict) -> Iterator[str]:
                 yield f"the id {value} occurs twice, at index {again} again"
 
 
-def wrong_numbers(leaf: Any, counts: dict, parts: list[list], is_last: bool) -> Iterator[str]:
+def wrong_numbers(leaf: Any, counts: dict, parts: list[list], is_last: np.ndarray) -> Iterator[str]:
     """What is wrong with the numbers of rows to choose from: an episode's last observation, of
     which only the value is needed, may have none."""
     num = counts[leaf.group]
@@ -815,7 +778,7 @@ def wrong_numbers(leaf: Any, counts: dict, parts: list[list], is_last: bool) -> 
             continue
         most = np.array([own[k].n for own in parts])[: len(num)]
         acts = counts[part.rows] > 0
-        if (((num == 0) & acts & (not is_last)) | (num > most)).any():
+        if (((num == 0) & acts & ~is_last) | (num > most)).any():
             needed = f"give 1 to {most[0]} rows, none only where this step ends the episode"
             yield f"{num[0]} rows to choose from, the action space has {most[0]}: {needed}"
 

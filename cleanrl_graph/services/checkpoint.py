@@ -29,7 +29,8 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from torch.utils._pytree import tree_map_only
 
 from cleanrl_graph.envs.fitting import say
-from cleanrl_graph.services.check import close, kept_latest, plain, put_back, settings
+from cleanrl_graph.services.arguments import FREE
+from cleanrl_graph.services.check import LATEST, close, plain, put_back, settings
 from cleanrl_graph.services.process import default_generator
 from cleanrl_graph.services.workers import joined
 
@@ -38,12 +39,6 @@ SAME = set(
     "script env_id env_kwargs wrap num_envs num_workers world_size obs_shifts action_shifts "
     "reward_shifts memory_length amsgrad".split()
 )  # the saved environments, memory or optimizer fit no other values
-FREE = set(
-    "run_dir track wandb_project_name wandb_entity capture_video save_model load_model "
-    "load_matching checkpoint_every checkpoint_minutes resume eval_suite eval_episodes "
-    "eval_samples eval_max_steps eval_every stop_at env_timeout vectorization_mode cuda "
-    "exp_name num_iterations".split()
-)  # all others shape the training
 GONE = {
     "readout": "meanmax",
     "image_views": "channels",
@@ -300,8 +295,7 @@ class Compared:
         if self._problem:
             return None
         try:
-            with kept_latest():
-                return call()
+            return call()
         except (Exception, SystemExit) as error:
             text = f"{type(error).__name__}: {error}"
             self._problem = f"a copy fails in the next {doing}: {text}"
@@ -314,11 +308,13 @@ class Compared:
         results = getattr(self.env, method)(*args, **kwargs)
         put_back(mode)
         expected = compared(results)
+        latest = LATEST.env
         with kept_random_state():
             set_random_state(before)
             call = lambda: compared(getattr(self._copy, method)(*its_args, **its_kwargs))
             found = self._tried(method, call)
             put_back(mode)
+        LATEST.env = latest  # a copy, which makes the same call, is not the one that was called
         if not self._problem:
             differ = [name for name, a, b in zip(COMPARED, found, expected) if a != b]
             if differ:

@@ -180,9 +180,7 @@ def means_of(infos: list[dict], kind: str = "") -> dict[str, float]:
     for info in infos:
         report = info.get("eval", {}) | info.get("metrics", {})
         own = {"return": info["episode"]["r"], "length": info["episode"]["l"]}
-        best = report.get("best_known")
-        if isinstance(best, Real) and best:
-            own["gap"] = 100 * (evaluate.cost(info) - best) / abs(best)
+        own["gap"] = evaluate.gap(evaluate.cost(info), report.get("best_known"))
         for name, value in report.items():
             if name not in evaluate.NAMES and name not in TIMES:
                 own.setdefault(name, value)

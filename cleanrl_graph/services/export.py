@@ -2,26 +2,14 @@
 
     python -m cleanrl_graph.services.export model.pt policy.pt2
 
-writes the program by torch.export, and policy.json, which lists what it takes. It does what the
-script's own `play` does, with the statistics of --norm-obs. Neither this package nor PyG is needed
-to run it, and the numbers of observations, nodes, edges and elements are free at each call:
+writes the program by torch.export; policy.json, which lists what it takes; and policy.py, a short
+program that loads it and acts (exported.py, which shows how it is called):
 
-    program = torch.export.load("policy.pt2").module()
-    file = json.load(open("policy.json"))
-    while True:
-        obs, _ = env.reset()
-        memory = {}
-        for name, form in file["memory"].items():
-            memory[name] = torch.zeros(form["begin"], dtype=getattr(torch, form["dtype"]))
-        done = False
-        while not done:
-            inputs = {k: torch.from_numpy(v) for k, v in inputs_of(obs, file["inputs"]).items()}
-            outputs, memory = program(inputs, memory)
-            action = outputs["action"][0].detach().numpy()
-            obs, reward, terminated, truncated, _ = env.step(action)
-            if memory:
-                memory["reward"] = torch.tensor([reward], dtype=torch.float32)
-            done = terminated or truncated
+    python policy.py
+
+It does what the script's own `play` does, with the statistics of --norm-obs. Neither this package
+nor PyG is needed to run it, and the numbers of observations, nodes, edges and elements are free at
+each call: outputs, memory = program(inputs, memory).
 
 inputs     LEAF           an array of the observation, as "map.nodes": [B, ...], or the rows of all
                           B observations one after the other; edge_links count those of each graph
@@ -48,36 +36,15 @@ is tested with vectors. ONNX has no ragged rows and is not supported.
 The action is greedy. To draw one, use the distributions, or export with --no-greedy: then it is
 drawn by torch's generator. With --autoregressive only the latter is right, since the distribution
 of a part is the one given the parts before it in `action`. Observations, with --wrap, and masks are
-those of the environment that `load_policy(...).make_env()` returns. This makes the inputs of one
-observation with numpy alone; batches are joined along the first axis:
-
-    def inputs_of(obs, forms):
-        inputs = {}
-        rows = {}
-        for name, form in forms.items():
-            if "keys" in form:
-                value = read(obs, form["keys"])
-                value = np.array([] if value is None else value).astype(form["dtype"])
-                first, *shape = form["shape"]
-                rows[first] = 1 if first == "B" else len(value)
-                inputs[name] = value.reshape(rows[first], *shape)
-            else:
-                inputs[name] = np.array([rows[form["rows"]]])
-        return inputs
-
-    def read(value, keys):
-        for k in keys:
-            if isinstance(k, list):  # the keys in each row of a Sequence that is a tuple
-                value = [read(row, k) for row in value]
-            else:
-                value = getattr(value, k) if hasattr(value, "edge_links") else value[k]
-        return value
+those of the environment that `load_policy(...).make_env()` returns. Batches of observations are
+joined along the first axis.
 
 Refused are --remember-edges, memories of other scripts, and what torch.export cannot trace.
 """
 
 import json
 import math
+import shutil
 import sys
 import warnings
 from dataclasses import dataclass
@@ -93,6 +60,8 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.export import Dim
 
+from cleanrl_graph.envs import wrappers
+from cleanrl_graph.services.check import entries
 from cleanrl_graph.services.policy import Policy, load_policy
 
 Tensors = dict[str, Tensor]
@@ -382,6 +351,17 @@ def keys_of(space: gym.Space) -> list[list]:
     return [[k, *own] for k in children for own in keys_of(space[k])]
 
 
+def action_form(space: gym.Space) -> list | None:
+    """What a Dict, Tuple or Sequence of actions is made of, as `exported.action_of` reads it."""
+    if isinstance(space, spaces.Dict):
+        return ["dict", {k: action_form(child) for k, child in space.items()}]
+    if isinstance(space, spaces.Tuple):
+        return ["tuple", list(map(action_form, space))]
+    if isinstance(space, spaces.Sequence):
+        return ["stacked" if space.stack else "sequence", action_form(space.feature_space)]
+    return None
+
+
 def factors_of(policy: Policy) -> list[tuple]:
     """(path, whether it is in a Sequence, shape, middle, scale, low and high of a Box or None,
     start, which has the dtype) of each factor of the action."""
@@ -415,8 +395,8 @@ def example(forms: dict[str, dict], dims: dict[str, Dim]) -> tuple[Tensors, dict
 
 
 def export(model_path: str, out_path: str, env: Any = None, greedy: bool = True, **kwargs) -> None:
-    """Writes the policy of a model.pt, and a JSON file beside it. `env` and `kwargs` are those of
-    `load_policy`, and so are the errors. ValueError for what cannot be exported."""
+    """Writes the policy of a model.pt, a JSON file and a program beside it. `env` and `kwargs` are
+    those of `load_policy`, and so are the errors. ValueError for what cannot be exported."""
     policy = load_policy(model_path, env, **kwargs)
     program = Program(policy, greedy)
     dims = {}  # by their names in the forms
@@ -436,11 +416,15 @@ def export(model_path: str, out_path: str, env: Any = None, greedy: bool = True,
         own["begin"] = [begin.get(size, size) for size in own["shape"]]
     file = {
         "script": policy.script.__name__,
+        "env_id": wrappers.full_id(policy.args.env_id)[0],
+        "env_kwargs": entries(policy.args)[0],
         "action_space": str(policy.envs.action_space),
+        "action": action_form(policy.envs.action_space),
         "inputs": program.forms,
         "memory": program.memory_forms,
     }
     Path(out_path).with_suffix(".json").write_text(json.dumps(file, indent=1))
+    shutil.copyfile(Path(__file__).with_name("exported.py"), Path(out_path).with_suffix(".py"))
 
 
 @dataclass
@@ -450,7 +434,7 @@ class Args:
     model_path: tyro.conf.Positional[str]
     """model.pt, which --save-model wrote"""
     out_path: tyro.conf.Positional[str]
-    """policy.pt2; policy.json, which lists what it takes, is written beside it"""
+    """policy.pt2; policy.json, which lists what it takes, and policy.py, which plays, lie beside"""
     greedy: bool = True
     """the program takes the most probable action; if not, it draws one"""
 
@@ -459,6 +443,7 @@ if __name__ == "__main__":
     try:
         args = tyro.cli(Args)
         export(**vars(args))
-        print(f"wrote {args.out_path}, and what it takes and returns beside it, as .json")
+        program = Path(args.out_path).with_suffix(".py")
+        print(f"wrote {args.out_path}; what it takes, as .json; python {program} plays it")
     except (ImportError, OSError, ValueError) as problem:
         sys.exit(str(problem))

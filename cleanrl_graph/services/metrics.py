@@ -1,64 +1,72 @@
-"""cleanrl_graph, an environment's own numbers of an episode: info["metrics"], a dict of name and
-number, and info["is_success"], at its last step."""
+"""cleanrl_graph, what an environment says of an episode in the info of its last step: the name of
+its "group", its costs in "eval", its own numbers in "metrics", and "is_success"."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any
-
-import numpy as np
 
 from cleanrl_graph.envs.fitting import say
 
+NAMES = ("group", "eval", "metrics", "is_success")
+LARGEST = 3e38  # a bit less than the largest float32, 3.4e38
 # Columns of a run's files and tables, and what else is logged as charts/NAME
 TAKEN = re.compile(
     "(step|seconds|return|length|group|task|episode|instance|best_known|lower_bound|cut|gap|took|"
     "greedy|SPS|learning_rate|obs_bytes_per_step|padding_avoided|)$|"
     "(best of |sampled |episodic_|eval/|rows/)"
 )
+COLUMNS = re.compile("(instance|greedy|cut)$|best of ")  # of an evaluation, beside costs
 
 
-def number_of(value: Any) -> float | None:
-    """A finite number, or NaN, of any kind, or an array of one; None for anything else."""
-    if isinstance(value, (str, bytes)):
-        return None
+def number_of(value: Any, nan: bool = False) -> float | None:
+    """A finite number, or an array of one, of any kind, or with `nan` NaN; None for anything
+    else."""
     try:
-        number = float(np.ravel(value).item())
-    except Exception:  # of many kinds
+        number = value.item() if hasattr(value, "item") else value
+        is_number = isinstance(number, (bool, int, float)) and abs(number) < LARGEST
+        return number if is_number or nan and number != number else None
+    except (ValueError, RuntimeError):  # of several
         return None
-    return None if np.isinf(number) else number
 
 
-def own_metrics(info: dict) -> dict:
-    """An info without "metrics" if that is no dict of names, which is said: an environment means
-    something else by it."""
-    metrics = info.get("metrics", {})
-    if isinstance(metrics, dict) and all(isinstance(name, str) for name in metrics):
-        return info
-    say(f"info['metrics'] is left out: it is no metrics but {type(metrics).__name__}")
-    return {name: value for name, value in info.items() if name != "metrics"}
+def said_in(info: dict) -> dict:
+    """What an info has of NAMES. What an environment means otherwise by these words is left out,
+    which is said."""
+    found = {name: info[name] for name in NAMES if info.get(name) is not None}
+    for name, value in list(found.items()):
+        is_ours = True
+        if name == "group":
+            is_ours = isinstance(value, Hashable) and not callable(value)
+        elif name != "is_success":
+            is_ours = isinstance(value, dict) and all(isinstance(key, str) for key in value)
+        if not is_ours:
+            say(f"info['{name}'] is left out: it is no {name} but {type(value).__name__}")
+            del found[name]
+    return found
 
 
-def wrong_metrics(info: dict, before: set[str] | None) -> Iterator[str]:
-    """What is wrong with them; `before` are the names in an episode before, None if there was
-    none."""
-    metrics = info.get("metrics", {})
+def wrong(said: dict) -> Iterator[str]:
+    """What is wrong with what is said."""
+    costs = said.get("eval", {})
+    for name in filter(COLUMNS.match, costs):
+        yield f"info['eval'] has the name {name!r}, a column of the evaluation's own"
+    if number_of(costs.get("cost", 0)) is None:
+        yield f"{costs['cost']!r} in info['eval'] is not a finite number"
+    metrics = said.get("metrics", {})
     for name, value in metrics.items():
-        if TAKEN.match(name) or name in info.get("eval", {}):
+        if TAKEN.match(name) or name in costs:
             yield f"info['metrics'] has the name {name!r}, which is taken: choose another"
-        if number_of(value) is None:
+        if number_of(value, nan=True) is None:
             yield f"info['metrics'] has {name!r}: {value!r}, which is no finite number"
-    if before is not None and before != set(metrics):
-        names = f"the names {sorted(metrics)}, in an episode before {sorted(before)}"
-        advice = "give all at the end of each episode, math.nan where there is no value"
-        yield f"info['metrics'] has {names}: {advice}"
-    success = info.get("is_success")
-    if success is not None and number_of(success) is None:
-        yield f"info['is_success'] is {success!r}, not True or False"
+    if number_of(said.get("is_success", 0), nan=True) is None:
+        yield f"info['is_success'] is {said['is_success']!r}, not True or False"
 
 
-def metrics_of(info: dict) -> dict[str, float]:
-    """Both as numbers; NaN where there is no value."""
-    metrics = {name: number_of(value) for name, value in info.get("metrics", {}).items()}
-    if info.get("is_success") is not None:
-        metrics = {"is_success": number_of(info["is_success"])} | metrics
-    return metrics
+def report_of(said: dict) -> dict:
+    """Group and costs; all numbers, with is_success, under "metrics"; NaN where there is none."""
+    report = {name: said[name] for name in ("group", "eval") if name in said}
+    numbers = {name: said[name] for name in ("is_success",) if name in said}
+    numbers |= said.get("metrics", {})
+    if numbers:
+        report["metrics"] = {name: float(number_of(x, nan=True)) for name, x in numbers.items()}
+    return report

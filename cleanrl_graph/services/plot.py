@@ -10,7 +10,7 @@ a single run has none. Without --by these are all flags in which the runs differ
 curve differ. It writes curves.csv, table.md and curves.png.
 
 With --evaluations return, or another column of evaluations.csv, the curves are what a run with
---eval-every measured while it trained, as it is.
+--eval-every measured while it trained, as it is; each evaluation is a point.
 
 A run has args.json and episodes.csv where services trained it. Of a script alone the flags are what
 the name of the folder says, and episodes are the values of TensorBoard's log: a whole script has
@@ -29,7 +29,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import tyro
 
-from cleanrl_graph.services.checkpoint import FREE
+from cleanrl_graph.services.arguments import FREE
 from cleanrl_graph.services.csv_file import read
 
 # Flags that make no other curve, and what args.json has beside flags
@@ -59,13 +59,14 @@ class Args:
 
 class Run(NamedTuple):
     """After each episode, or evaluation: `steps` and `seconds` of the training, the mean return of
-    the last episodes, or what was measured."""
+    the last episodes, or what was measured, which `is_marked` in a picture."""
 
     folder: Path
     flags: dict
     steps: np.ndarray
     seconds: np.ndarray
     means: np.ndarray
+    is_marked: bool = False
 
     @property
     def env_id(self) -> str:
@@ -180,7 +181,8 @@ def find(folders: Iterable[str], window: int, evaluations: str | None = None) ->
             continue
         steps, seconds, values = np.array(points, float).T[:3]
         means = values if evaluations else running_mean(values, np.ones(len(values)), window)
-        runs.append(Run(folder, flags_of(folder), steps, seconds, means))
+        is_marked = evaluations is not None
+        runs.append(Run(folder, flags_of(folder), steps, seconds, means, is_marked))
     if not runs:
         raise SystemExit(f"there is no run with an {what} in {' '.join(folders)}")
     return runs
@@ -217,7 +219,8 @@ def curves_of(runs: list[Run], by: Iterable[str]) -> dict[tuple[str, str], list[
                 others = f"the runs differ in {', '.join(differ) or 'no flag'}"
                 raise SystemExit(f"--by {name}: {run.folder} has no such flag; {others}")
             label.append(f"{name} {run.flags[name]}")
-        curves.setdefault((run.env_id, ", ".join(label) or "all"), []).append(run)
+        name = ", ".join(label) or str(run.flags.get("exp_name", "all"))
+        curves.setdefault((run.env_id, name), []).append(run)
     for (env_id, label), own in curves.items():
         merged = differing(own)
         if merged:
@@ -231,14 +234,18 @@ def curves_of(runs: list[Run], by: Iterable[str]) -> dict[tuple[str, str], list[
     return curves
 
 
-def on_grid(points: list[np.ndarray], means: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def on_grid(runs: list[Run], axis: str) -> tuple[np.ndarray, np.ndarray]:
     """(x [points], means [runs, points]) from where all runs have a mean. A run that ends earlier
-    than the longest keeps its last one."""
-    grid = np.linspace(0, max(own[-1] for own in points), NUM_POINTS + 1)[1:]
+    than the longest keeps its last one. The points of evaluations are their own."""
+    points = [getattr(run, axis) for run in runs]
+    if runs[0].is_marked:
+        grid = np.unique(np.concatenate(points))
+    else:
+        grid = np.linspace(0, max(own[-1] for own in points), NUM_POINTS + 1)[1:]
     grid = grid[grid >= max(own[0] for own in points)]
     rows = []
-    for own, values in zip(points, means):
-        rows.append(values[np.searchsorted(own, grid, side="right") - 1])
+    for own, run in zip(points, runs):
+        rows.append(run.means[np.searchsorted(own, grid, side="right") - 1])
     return grid, np.array(rows)
 
 
@@ -262,17 +269,17 @@ def write_curves(path: Path, curves: dict) -> None:
         lines.writerow(["env_id", "curve", "axis", "x", "mean", "deviation", "runs"])
         for key, runs in curves.items():
             for axis in AXES:
-                grid, rows = on_grid(
-                    [getattr(run, axis) for run in runs], [run.means for run in runs]
-                )
+                grid, rows = on_grid(runs, axis)
                 for x, mean, deviation in zip(grid, *mean_and_deviation(rows)):
                     spread = "" if np.isnan(deviation) else f"{deviation:.6g}"
-                    lines.writerow([*key, axis, f"{x:.6g}", f"{mean:.6g}", spread, len(runs)])
+                    lines.writerow([*key, axis, f"{x:.10g}", f"{mean:.6g}", spread, len(runs)])
 
 
-def table(curves: dict, last: str) -> str:
-    """A markdown table with a row per curve, whose last value is called `last`."""
-    lines = [f"| environment | curve | runs | steps | seconds | {last} |", "|" + " --- |" * 6]
+def table(curves: dict, last: str, what: str = "episode") -> str:
+    """A markdown table with a row per curve, whose last value is called `last`, and where it was:
+    mean step and second of the last `what`."""
+    at = f"last {what} at step | at second"
+    lines = [f"| environment | curve | runs | {at} | {last} |", "|" + " --- |" * 6]
     for (env_id, label), runs in curves.items():
         ends = np.array([run.means[-1] for run in runs])
         steps = np.mean([run.steps[-1] for run in runs])
@@ -297,31 +304,13 @@ class Look(NamedTuple):
 
 def draw_curve(
     axis: Any, runs: list, x: str, unit: float, band: Callable, colour: str, style: str
-) -> float:
-    """Draws a line and its band from the step or second on at which all runs have a mean. Returns
-    the line's last value."""
-    grid, rows = on_grid([getattr(run, x) for run in runs], [run.means for run in runs])
+) -> None:
+    """Draws a line and its band from the step or second on at which all runs have a mean."""
+    grid, rows = on_grid(runs, x)
     line, low, high = band(rows)
-    axis.plot(grid / unit, line, color=colour, linestyle=style, linewidth=1.6)
+    look = dict(color=colour, linestyle=style, linewidth=1.6)
+    axis.plot(grid / unit, line, marker="." if runs[0].is_marked else None, **look)
     axis.fill_between(grid / unit, low, high, color=colour, alpha=0.18, linewidth=0)
-    return line[-1]
-
-
-def name_curves(axis: Any, ends: dict[str, float], styles: dict[str, tuple[str, str]]) -> None:
-    """Names beside the right border, each as near as it may be to the end of its curve."""
-    low, high = axis.get_ylim()
-    gap = 0.075 * (high - low)
-    order = sorted(ends, key=ends.get)
-    places = [low - gap]
-    for label in order:
-        places.append(max(ends[label], places[-1] + gap))
-    for k, label in enumerate(order):
-        most = high - gap * (len(order) - 1 - k)
-        height = (min(places[k + 1], most) - low) / (high - low)
-        colour, style = styles[label]
-        look = dict(color=colour, transform=axis.transAxes)
-        axis.plot([1.02, 1.07], [height] * 2, linestyle=style, linewidth=1.6, clip_on=False, **look)
-        axis.text(1.085, height, label, va="center", fontsize=8.5, **look)
 
 
 def draw_lines(axis: Any, panel: str, look: Look, is_named: bool) -> None:
@@ -365,9 +354,8 @@ def draw(path: Path, curves: dict[tuple[str, str], list], band: Callable, look: 
         units = {"steps": 1000, "seconds": 60 if longest > 100 else 1}
         right.sharey(left)
         for axis, (x, unit) in zip((left, right), units.items()):
-            ends = {}
             for label, runs in own.items():
-                ends[label] = draw_curve(axis, runs, x, unit, band, *styles[label])
+                draw_curve(axis, runs, x, unit, band, *styles[label])
             axis.set(xlabel=UNITS[unit])
             if look.is_log:
                 axis.set_xscale("log")
@@ -378,16 +366,15 @@ def draw(path: Path, curves: dict[tuple[str, str], list], band: Callable, look: 
         left.set(ylabel=look.ylabel)
         left.set_title(panel or look.title, loc="left", fontsize=10)
         right.tick_params(labelleft=False)
-    if len(panels) == 1:
-        name_curves(pairs[0, 1], ends, styles)
-    elif len(labels) > 1:
+    if len(panels) == 1 or len(labels) > 1:
         handles = []
         for label, (colour, style) in styles.items():
             handles.append(pyplot.Line2D([], [], color=colour, linestyle=style, label=label))
         fit = 130 // (max(map(len, labels)) + 8)  # labels side by side
-        ncols = max(1, min(4, fit, len(labels)))
-        place = dict(loc="outside upper center", frameon=False, fontsize=9)
-        figure.legend(handles=handles, ncols=ncols, **place)
+        place = dict(loc="outside upper center", ncols=max(1, min(4, fit, len(labels))))
+        if len(panels) == 1:
+            place = dict(loc="outside right center")
+        figure.legend(handles=handles, frameon=False, fontsize=9, **place)
     figure.supxlabel("\n".join(textwrap.wrap(look.note, int(16 * width))), fontsize=7.5)
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
@@ -395,14 +382,16 @@ def draw(path: Path, curves: dict[tuple[str, str], list], band: Callable, look: 
 
 def main(args: Args) -> None:
     curves = curves_of(find(args.runs, args.episodes, args.evaluations), args.by)
+    what = "episode"
     last = f"return of the last {args.episodes} episodes"
     drawn = f"the mean {last}"
     if args.evaluations:
+        what = "evaluation"
         last = drawn = f"{args.evaluations} of the last evaluation"
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     write_curves(out / "curves.csv", curves)
-    text = table(curves, last)
+    text = table(curves, last, what)
     (out / "table.md").write_text(text + "\n")
     print(text)
     counts = dict.fromkeys(str(len(runs)) for runs in curves.values())

@@ -32,7 +32,6 @@ from cleanrl_graph.services.check import FLOAT32, UsageError, explained, text_of
 
 FLAG = "--vectorization-mode vector_entry_point"
 RECORDED = ("episode_returns", "episode_lengths", "prev_dones")  # of a RecordEpisodeStatistics
-REPORTED = ("group", "eval", "metrics", "is_success")  # what an info says for the log
 
 
 def is_vector(args: Any) -> bool:
@@ -93,14 +92,25 @@ def make(args: Any, num_envs: int = 0) -> VectorEnv:
     name = f"--env-id {args.env_id}"
     if not isinstance(env, VectorEnv):
         raise UsageError(f"{name} makes {type(env).__name__}, not a gymnasium.vector.VectorEnv")
-    if env.num_envs != size:
-        asked = f"{size} were asked for" if num_envs else f"--num-envs is {size}"
-        raise UsageError(f"{name}: num_envs is {env.num_envs}, {asked}")
-    mode = env.metadata.get("autoreset_mode")
-    if not isinstance(mode, AutoresetMode):
-        kinds = ", ".join(f"AutoresetMode.{kind.name}" for kind in AutoresetMode)
-        raise UsageError(f"{name}: metadata['autoreset_mode'] is {mode!r}; say one of {kinds}")
+    with closed_if_refused(env):
+        if env.num_envs != size:
+            asked = f"{size} were asked for" if num_envs else f"--num-envs is {size}"
+            raise UsageError(f"{name}: num_envs is {env.num_envs}, {asked}")
+        mode = env.metadata.get("autoreset_mode")
+        if not isinstance(mode, AutoresetMode):
+            kinds = ", ".join(f"AutoresetMode.{kind.name}" for kind in AutoresetMode)
+            raise UsageError(f"{name}: metadata['autoreset_mode'] is {mode!r}; say one of {kinds}")
     return env
+
+
+@contextlib.contextmanager
+def closed_if_refused(env: VectorEnv) -> Iterator[None]:
+    """A VectorEnv may have processes or a simulator, which end with it."""
+    try:
+        yield
+    except Exception:
+        check.close(env)
+        raise
 
 
 def one_of(script: ModuleType, args: Any) -> gym.Env:
@@ -111,13 +121,18 @@ def one_of(script: ModuleType, args: Any) -> gym.Env:
     return env
 
 
-def info_of(info: dict, i: int) -> dict:
+def info_of(info: dict, i: int, num_envs: int) -> dict:
     """What the infos of N environments say of environment i. gymnasium has an array for each name
-    and beside it, with an underscore, which environments have it."""
+    and beside it, with an underscore, which environments have it; without that all have."""
     own = {}
     for name, values in info.items():
-        if f"_{name}" in info and info[f"_{name}"][i]:
-            own[name] = info_of(values, i) if isinstance(values, dict) else values[i]
+        have = info.get(f"_{name}")
+        if name.startswith("_") or have is not None and not have[i]:
+            continue
+        if isinstance(values, dict):
+            own[name] = info_of(values, i, num_envs)
+        elif getattr(values, "shape", ())[:1] == (num_envs,):
+            own[name] = values[i]
     return own
 
 
@@ -212,6 +227,13 @@ class VectorEnvs:
         self.first = first
         self.num_steps = 0
         self.num_skipped = 0  # rows that were no steps
+        with closed_if_refused(env):
+            self.take(env, args)
+
+    def take(self, env: VectorEnv, args: Any) -> None:
+        """Sets the VectorEnv in its wrappers, and what its spaces mean. UsageError for those that
+        the script cannot read."""
+        script = self.script
         # Of two rows of an environment one is a step; each minibatch needs one, on each rank
         least = args.num_envs * (args.num_steps // 2)
         if self.mode is AutoresetMode.NEXT_STEP and args.num_minibatches > least:
@@ -227,7 +249,6 @@ class VectorEnvs:
             env = InfoMask(env, name) if name else env
         self.env = RecordEpisodeStatistics(env)
         self.envs = [Record(self.env, i) for i in range(self.num_envs)]
-        self.metric_names = None  # of the last episode
         self.space = env.single_observation_space
         self.action_space = env.single_action_space
         self.leaves = script.leaves_of(self.space)
@@ -236,9 +257,10 @@ class VectorEnvs:
             check.refuse(check.wrong_leaves(own))
         check.refuse(check.wrong_actions(script, self.action_space, seen, args))
         parts = script.parts_of(self.action_space, seen, args)
-        named, _ = check.rows_of_masks(parts)
-        # Path of a mask with rows -> the group that it has as many rows as
-        self.named = {path: group for path, group in named.items() if group}
+        self.parts = [parts]  # the same for all
+        acting = script.acting_group(self.action_space, seen, args.action_head)
+        self.named, self.pairs = check.numbers_of_rows(script, seen, parts, acting)
+        self.looks = list(check.looks_at(self.leaves, parts))
         self.has_mask = any(part.mask for part in parts)
 
     def reset(self, seed: int) -> tuple:
@@ -299,18 +321,11 @@ class VectorEnvs:
 
     def report_of(self, info: dict, i: int, episode: dict) -> dict:
         """The info of an episode that ends, with what it says for the log."""
-        names = {name for known in REPORTED for name in (known, f"_{known}")}
-        said = info_of({name: info[name] for name in names & set(info)}, i)
-        said = metrics.own_metrics(check.own_report(said))
-        problems = [
-            *check.wrong_report(said.get("eval", {})),
-            *metrics.wrong_metrics(said, self.metric_names),
-        ]
-        check.refuse(f"{self.place(i)}: {problem}" for problem in problems)
-        self.metric_names = set(said.get("metrics", {}))
-        report = {name: said[name] for name in ("group", "eval") if name in said}
-        numbers = metrics.metrics_of(said)
-        return report | ({"metrics": numbers} if numbers else {}) | {"episode": episode}
+        names = {name for known in metrics.NAMES for name in (known, f"_{known}")}
+        said = {name: info[name] for name in names & set(info)}
+        said = metrics.said_in(info_of(said, i, self.num_envs))
+        check.refuse(f"{self.place(i)}: {problem}" for problem in metrics.wrong(said))
+        return metrics.report_of(said) | {"episode": episode}
 
     def reset_some(self, ended: np.ndarray) -> Any:
         """Resets these environments and their records. The observations of all. gymnasium's record
@@ -350,11 +365,11 @@ class VectorEnvs:
     def flat(self, obs: Any) -> tuple:
         """A Flat of batched observations, whose arrays are copied."""
         counts = {self.script.STEP: np.ones(self.num_envs, np.int64)}
-        values = []
+        arrays = []  # of each leaf, as they are
         for path, space, batch in self.pieces(self.space, obs):
             leaves = self.script.leaves_of(space, path)
             if hasattr(batch, "num_rows"):  # a FlatBatch
-                values += self.read_flat(space, leaves, batch, counts)
+                arrays += self.read_flat(space, leaves, batch, counts)
             elif isinstance(space, (spaces.Graph, spaces.Sequence)):
                 if len(batch) != self.num_envs:
                     found = f"{len(batch)} observations, not {self.num_envs}"
@@ -362,18 +377,26 @@ class VectorEnvs:
                 own = [self.read(space, leaves, one, i) for i, one in enumerate(batch)]
                 for leaf, rows in zip(leaves, zip(*own)):
                     counts.setdefault(leaf.group, np.fromiter(map(len, rows), np.int64))
-                    values.append(np.concatenate(rows, dtype=leaf.dtype, casting="unsafe"))
+                    arrays.append(np.concatenate(rows))
             else:
-                rows = np.asarray(batch)
-                self.compare(leaves[0], rows, (self.num_envs, *space.shape), counts)
-                values.append(rows.astype(leaves[0].dtype))  # a copy
-        for path, group in self.named.items():
-            differ = np.flatnonzero(counts[path] != counts[group])
-            if len(differ):
-                i = int(differ[0])
-                problem = f"{counts[path][i]} rows where '{group}' has {counts[group][i]}"
-                raise UsageError(f"{self.place(i, path)}: {problem}")
+                arrays.append(np.asarray(batch))
+                self.compare(leaves[0], arrays[-1], self.num_envs)
+        if next(check.wrong_rows(self, arrays, counts, self.parts, self.ended), None):
+            for i in range(self.num_envs):
+                self.refuse_wrong(i, arrays, counts, self.ended[i])
+        values = [rows.astype(leaf.dtype) for leaf, rows in zip(self.leaves, arrays)]  # copies
         return self.script.Flat(values, counts)
+
+    def refuse_wrong(self, i: int, arrays: list, counts: dict, is_last: np.ndarray) -> None:
+        """UsageError for what is wrong with the rows of observation i of several, or of one."""
+        at = min(i, len(counts[self.script.STEP]) - 1)
+        own = []
+        for leaf, rows in zip(self.leaves, arrays):
+            stop = int(counts[leaf.group][: at + 1].sum())
+            own.append(rows[stop - int(counts[leaf.group][at]) : stop])
+        counts = {group: num[at : at + 1] for group, num in counts.items()}
+        for path, problem in check.wrong_rows(self, own, counts, self.parts, is_last):
+            raise UsageError(f"{self.place(i, path)}: {problem}")
 
     def read_flat(self, space: gym.Space, leaves: list, batch: Any, counts: dict) -> list:
         """The rows of each leaf of N observations that stand one after the other, see
@@ -391,8 +414,8 @@ class VectorEnvs:
                 raise UsageError(f"{self.place(path=leaf.path)}: {found} where {needed} are needed")
             counts[leaf.group] = num.astype(np.int64)  # a copy
         for leaf, rows in zip(leaves, arrays):
-            self.compare(leaf, rows, (int(counts[leaf.group].sum()), *leaf.space.shape), counts)
-        return [rows.astype(leaf.dtype) for leaf, rows in zip(leaves, arrays)]  # copies
+            self.compare(leaf, rows, int(counts[leaf.group].sum()))
+        return arrays
 
     def pieces(self, space: gym.Space, obs: Any, path: str = "") -> Iterator[tuple]:
         """(path, space, batch) of what is no Dict or Tuple, in the order of the leaves."""
@@ -417,40 +440,28 @@ class VectorEnvs:
             raise UsageError(f"{at}: cannot be read: {text_of(problem)}") from None
         num = {}
         for leaf, own in zip(leaves, rows):
-            num.setdefault(leaf.group, len(own))
-        counts = {group: np.array([n]) for group, n in num.items()}
-        for leaf, own in zip(leaves, rows):
-            self.compare(leaf, own, (len(own), *leaf.space.shape), counts, i)
-            if len(own) != num[leaf.group]:
+            self.compare(leaf, own, len(own), i)
+            if len(own) != num.setdefault(leaf.group, len(own)):
                 problem = f"{len(own)} rows where '{leaf.group}' has {num[leaf.group]}"
                 raise UsageError(f"{self.place(i, leaf.path)}: {problem}")
         return rows
 
     def read_one(self, obs: Any, i: int) -> tuple:
-        """A Flat of one observation, of env i."""
+        """A Flat of one observation, the last one of an episode of env i."""
         reader = SimpleNamespace(leaves=self.leaves)
-        return self.script.Envs.collate(reader, [self.read(self.space, self.leaves, obs, i)])
+        rows = self.read(self.space, self.leaves, obs, i)
+        flat = self.script.Envs.collate(reader, [rows])
+        self.refuse_wrong(i, rows, flat.counts, np.array(True))
+        return flat
 
-    def compare(
-        self, leaf: Any, rows: np.ndarray, shape: tuple, counts: dict, i: int | None = None
-    ) -> None:
-        """UsageError for rows of another dtype or shape, and for values that are no numbers of the
-        leaf's space, or no nodes of their graph. The rows are those of env i or, as `counts` says,
-        of all."""
+    def compare(self, leaf: Any, rows: np.ndarray, num: int, i: int | None = None) -> None:
+        """UsageError for rows, of env i or of all, of another dtype or shape, or not so many."""
         allowed = "biu" if leaf.dtype.kind in "biu" else "biuf"
+        shape = (num, *leaf.space.shape)
         if rows.shape != shape or rows.dtype.kind not in allowed:
             found = f"dtype {rows.dtype}, shape {rows.shape}"
             needed = f"dtype {leaf.space.dtype}, shape {shape}"
             raise UsageError(f"{self.place(i, leaf.path)}: {found} where {needed} is declared")
-        bad = check.out_of_range(leaf, rows, counts)
-        if bad.any():
-            if i is None:
-                ends = counts[leaf.group].cumsum()
-                i = int(np.searchsorted(ends, np.argwhere(bad)[0][0], "right"))
-                counts = {group: num[i : i + 1] for group, num in counts.items()}
-                rows = rows[ends[i] - counts[leaf.group][0] : ends[i]]
-            problem = next(check.wrong_values(leaf, rows, counts))
-            raise UsageError(f"{self.place(i, leaf.path)}: {problem}")
 
     def state(self) -> dict:
         """What `restore` goes on from; to be pickled at once. "env" is None where no copy of it
@@ -458,7 +469,7 @@ class VectorEnvs:
         if not isinstance(self.env.env, checkpoint.VectorTwin):
             self.env.env = checkpoint.VectorTwin(self.env.env)
         record = {name: vars(self.env)[name] for name in RECORDED}
-        own = {name: vars(self)[name] for name in ("num_steps", "ended", "metric_names")}
+        own = {name: vars(self)[name] for name in ("num_steps", "ended")}
         [data] = checkpoint.exact_dumps([self.env.env._dump()])
         obs = list(self.latest.values), dict(self.latest.counts)
         return {"env": data, "record": record, "own": own, "obs": obs}

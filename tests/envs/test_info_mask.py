@@ -15,7 +15,7 @@ from helpers import IDS, MASK, UsageErrors, graph_space, make_envs, plain, run, 
 
 from cleanrl_graph import ppo_graph
 from cleanrl_graph.envs import fitting
-from cleanrl_graph.envs.wrappers import InfoActionMask, wrap_all
+from cleanrl_graph.envs.wrappers import InfoActionMask, find_mask, wrap_all
 from cleanrl_graph.services import command
 
 A, B = np.array([1, 0, 1], np.int8), np.array([0, 1], np.int8)
@@ -108,7 +108,7 @@ def test_formats(name):
 def test_masks_of_bits_and_of_pairs(name, truncated):
     """They have as many entries as the first one; a last observation without one allows all."""
     action_space, mask, entries = NEW_FORMS[name]
-    env = wrap_all(Masked([mask, mask, "no"], action_space, 2, truncated), ())
+    env = find_mask(Masked([mask, mask, "no"], action_space, 2, truncated))
     assert env.observation_space["action_mask"] == spaces.MultiBinary(len(entries))
     obs, _ = env.reset()
     assert obs["action_mask"].tolist() == entries and obs in env.observation_space
@@ -128,7 +128,7 @@ def test_a_method_is_never_ignored(method, note):
     """It is used where it fits, under any name that a mask has; else a note says why not."""
     env = Masked(["no"])
     env.legal_moves = method
-    env = wrap_all(env, ())
+    env = find_mask(wrap_all(env, ()))
     assert note in env.mask_note
     assert isinstance(env, InfoActionMask) == note.endswith("3 entries")
     assert not isinstance(env, InfoActionMask) or env.reset()[0]["action_mask"].tolist() == [

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -18,14 +17,10 @@ from helpers import small_args
 
 import cleanrl_graph
 from cleanrl_graph.envs.masks import CanonicalMasks
-from cleanrl_graph.services import export
+from cleanrl_graph.services import export, exported
 from cleanrl_graph.services.policy import load_policy
 
 FOLDER = Path(cleanrl_graph.__file__).parent
-SOURCE = export.__doc__
-HELPER = textwrap.dedent(SOURCE[SOURCE.index("    def inputs_of") : SOURCE.index("Refused are")])
-documented = {"np": np}
-exec(HELPER, documented)
 GRAPH = {"observation": "graph_edges", "action": "box"}
 
 
@@ -54,8 +49,8 @@ def loaded(path, **kwargs):
 
 
 def tensors(obs, file):
-    """The inputs of one observation, by the function in the documentation."""
-    arrays = documented["inputs_of"](obs, file["inputs"])
+    """The inputs of one observation, by the function of the program that is written."""
+    arrays = exported.inputs_of(obs, file["inputs"])
     for name, form in file["inputs"].items():
         assert arrays[name].dtype == form["dtype"], name
     return {name: torch.from_numpy(array) for name, array in arrays.items()}

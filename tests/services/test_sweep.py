@@ -237,8 +237,9 @@ def test_mean_and_deviation_over_seeds(tmp_path, capsys):
 
 def test_grid_of_a_curve():
     """It begins where all its runs have a mean. One that ends earlier keeps its last."""
-    points, means = [[5, 20], [10, 15]], [[1, 2], [3, 4]]
-    grid, rows = plot.on_grid(list(map(np.array, points)), list(map(np.array, means)))
+    pairs = [([5, 20], [1, 2]), ([10, 15], [3, 4])]
+    runs = [plot.Run(None, {}, *map(np.array, (steps, steps, means))) for steps, means in pairs]
+    grid, rows = plot.on_grid(runs, "steps")
     assert 10 <= grid[0] < 10.2 and rows[:, 0].tolist() == [1, 3]
     assert grid[-1] == 20 and rows[:, -1].tolist() == [2, 4]
 

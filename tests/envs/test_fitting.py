@@ -91,17 +91,6 @@ def test_what_is_said(capsys):
     assert capsys.readouterr().err.splitlines() == [line]
 
 
-def test_other_forms_are_named():
-    """What is no text, or no dict, is left to the checks."""
-    space = spaces.Dict(a=spaces.Text(4), b=vector(1))
-    good = {"a": "x y", "b": np.zeros(1)}
-    for bad in (None, good | {"a": 3}, {"a": "x"}):
-        envs = make_envs([lambda bad=bad: fitting.fit(ListEnv(space, [good, bad]))])
-        envs.reset(0)
-        with pytest.raises(ValueError, match="env 0, leaf '[ab]', step 1: "):
-            envs.step([0])
-
-
 # ---- Integer Boxes ----
 SMALL = spaces.Box(np.array([[-3, 0], [5, 2]]), np.array([[60, 3], [5, 4]]), dtype=np.int16)
 LARGE = spaces.Box(0, np.array([1000, 10]), dtype=np.int64)

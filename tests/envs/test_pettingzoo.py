@@ -23,11 +23,9 @@ class Arena:
     possible_agents = ["archer_0", "archer_1", "knight_0", "knight_1"]
     metadata = {"render_modes": ["rgb_array"], "render_fps": 7, "name": "arena"}
 
-    def __init__(self, steps=(), first=None, lists_agents=True, render_mode=None, **spaces_of):
+    def __init__(self, steps=(), first=None, render_mode=None, **spaces_of):
         self.steps, self.render_mode, self.spaces_of = steps, render_mode, spaces_of
         self.names = list(self.possible_agents)
-        if not lists_agents:
-            self.possible_agents = None
         self.first = first or self.names
         self.seeds, self.actions, self.infos, self.episode = [], [], {}, 0
 
@@ -76,7 +74,7 @@ A0, A1, K0, K1 = Arena.possible_agents
 def arena(monkeypatch):
     """A module of environments and functions, as somebody else's would be."""
     module = types.ModuleType("arena")
-    module.parallel_env, module.no_env = Arena, lambda **_: object()
+    module.parallel_env = Arena
     module.ring, module.masked, module.chance = ring, Masked, Chance
     monkeypatch.setitem(sys.modules, "arena", module)
 
@@ -136,15 +134,6 @@ def test_agents_that_come_back():
     assert env.reset()[0]["node_ids"].tolist() == [0, 1]
 
 
-def test_without_possible_agents():
-    """Ids count the agents as they appear."""
-    env = make(lists_agents=False, first=[K0, A0], steps=[([A0, K1], [K0], []), ([K0, A0], [], [])])
-    obs, _ = env.reset()
-    assert obs["node_ids"].tolist() == [0, 1] and obs["agents"][:, 1].tolist() == [2, 0]
-    assert act(env, 0, 0)[0]["node_ids"].tolist() == [1, 2]
-    assert act(env, 0, 0)[0]["node_ids"].tolist() == [3, 1]
-
-
 @pytest.mark.parametrize(
     "terminated, truncated, ids",
     [
@@ -192,15 +181,6 @@ def test_kinds_with_other_lengths_and_actions():
     rows = [[0, k, 0, 0, *([1, 0] if k < 2 else [0, 1])] for k in range(4)]
     assert obs["agents"].tolist() == rows
     assert obs["action_mask"].tolist() == [[1, 1, 0, 0]] * 2 + [[1] * 4] * 2
-
-
-def test_actions_that_start_elsewhere():
-    same = vector(3, high=9)
-    knight, archer = (same, spaces.Discrete(2, start=5)), (same, spaces.Discrete(3))
-    env = make(knight=knight, archer=archer, steps=[([], [], [])])
-    env.reset()
-    act(env, 0, 2, 0, 1)
-    assert env.parallel_env.actions == [{A0: 0, A1: 2, K0: 5, K1: 6}]
 
 
 # ---- Masks ----
@@ -270,7 +250,6 @@ def test_a_function_of_ones_own():
     [
         ({"env": "no_zoo_at_all.x_v1"}, "no module no_zoo_at_all; .* pip install no_zoo_at_all"),
         ({"env": "arena:nothing"}, "arena has no function nothing"),
-        ({"env": "arena:no_env"}, "object is no parallel environment"),
         ({"graph": "all"}, "graph is 'all'; complete or module:function is needed"),
     ],
 )
@@ -284,9 +263,6 @@ def test_mistakes_of_environments_and_callers(monkeypatch):
     env.reset()
     with pytest.raises(gym.error.Error, match="2 actions where 4 are needed.*'archer_0'"):
         env.step([0, 0])
-    env.parallel_env.first = []
-    with pytest.raises(gym.error.Error, match="reset: the environment has no agents"):
-        env.reset()
     monkeypatch.setattr(Arena, "observe", lambda self, agent: np.zeros(5))
     with pytest.raises(gym.error.Error, match=r"'archer_0': .* shape \(5,\) where \(3,\)"):
         make().reset()

@@ -309,22 +309,6 @@ def test_errors_arrive(how, num_workers, text, tmp_path):
     assert saved["global_step"] == 3 * 24 and (run_folder(tmp_path) / "failed").exists()
 
 
-@pytest.mark.parametrize(
-    "how, error, text",
-    [
-        ("raise", RuntimeError, "(?s)in the collector: .*the bridge is out"),
-        ("die", script.UsageError, "exit code -9"),
-    ],
-)
-def test_errors_without_services(how, error, text, tmp_path, capsys):
-    """They arrive from the collector of the script alone, too, which is gone after them."""
-    before = children(os.getpid())
-    flags = dict(env_id="Fails-v0", env_kwargs={"how": how}, hidden_dims=(8,), cuda=False)
-    with pytest.raises(error, match=text):
-        script.main(script.Args(run_dir=str(tmp_path), **flags))
-    wait_for(lambda: children(os.getpid()) == before)
-
-
 def saved_in(run_dir):
     return checkpoint.checkpoints_in(str(run_folder(run_dir))) if any(run_dir.iterdir()) else []
 

@@ -3,7 +3,6 @@ one's own that have the names of ours, and an installed package."""
 
 import importlib
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import gymnasium as gym
 import pytest
 import shared_blocks
 from gymnasium.envs.registration import EnvSpec
-from helpers import MY_ENV, run_folder, train_events, weights
+from helpers import MY_ENV, run_folder
 from packaging.requirements import Requirement
 
 import cleanrl_graph
@@ -37,23 +36,6 @@ def python(*arguments, cwd, path=()) -> subprocess.CompletedProcess:
 
 
 # ---- A script that is copied alone ----
-def test_copied_alone(tmp_path, tmp_path_factory):
-    """Where the package is not installed a script trains in one's own file, logs, saves and
-    plays."""
-    place = tmp_path_factory.mktemp("not_installed")
-    (place / "sitecustomize.py").write_text("import sys\nsys.modules['cleanrl_graph'] = None\n")
-    shutil.copy(SCRIPTS["ppo_graph"], tmp_path)
-    (tmp_path / "my_env.py").write_text(MY_ENV)
-    done = python("ppo_graph.py", "--env-id", "my_env:Mine-v0", *SHORT, cwd=tmp_path, path=[place])
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"returns of greedy episodes: \d+\.0 \d+\.0\n", done.stdout)
-    folder = run_folder(tmp_path / "runs")
-    assert done.stdout.startswith(f"writes to {folder}\n")
-    assert len(weights(folder)) > 5
-    log = train_events(tmp_path / "runs")
-    assert len(log["losses/value_loss"]) == 2 and "charts/episodic_return" in log
-    made = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}
-    assert made == {"ppo_graph.py", "my_env.py", "runs"}
 
 
 def test_alone_each_task_is_played(tmp_path, monkeypatch):
@@ -119,6 +101,7 @@ def check(env):
 """
 
 
+@pytest.mark.slow
 def test_modules_of_ones_own(tmp_path):
     """`envs` and `services` in the current folder are what these names import."""
     (tmp_path / "envs").mkdir()

@@ -13,13 +13,11 @@ import numpy as np
 import pytest
 import shared_blocks
 import torch
-from gymnasium import spaces
-from helpers import SmallEnv, make_envs, run, run_folder, small_args, vector
+from helpers import run, run_folder, small_args
 
 from cleanrl_graph import ppo_graph, services
 from cleanrl_graph.services import checkpoint
 from cleanrl_graph.services.arguments import args_of, given_in
-from cleanrl_graph.services.check import UsageError
 from cleanrl_graph.services.policy import load_policy, take_flags
 
 FOLDER = Path(ppo_graph.__file__).parent
@@ -139,30 +137,6 @@ def test_details(tmp_path):
     assert len(action) == 3 and log_prob.shape == value.shape == (3,)
     assert (log_prob == expected.numpy()).all() and (value == expected_value.numpy()).all()
     assert len(set(value.tolist())) == 3 and (log_prob < 0).all()
-
-
-class Secret(SmallEnv):
-    """A Dict whose keys are not sorted."""
-
-    observation_space = spaces.Dict([(name, vector(2)) for name in ("b", "a", "secret")])
-    action_space = vector(2)
-
-    def observe(self):
-        return {name: self.np_random.random(2, np.float32) for name in self.observation_space}
-
-
-gym.register("Secret-v0", Secret)
-
-
-def test_critic_only(tmp_path):
-    """A policy has no critic, and acts without what only the critic sees."""
-    flags = dict(env_id="Secret-v0", critic_only=("secret",))
-    played = saved(tmp_path / "model.pt", "ppo_graph", **flags)
-    policy = load_policy(tmp_path / "model.pt")
-    assert list(policy.observation_space) == ["b", "a"]
-    assert same(episode(policy, policy.make_env(), seed=10_001), played[0])
-    _, log_prob, value = policy(policy.make_env().reset(seed=1)[0], details=True)
-    assert log_prob.shape == (1,) and value is None
 
 
 def test_sampled_actions(tmp_path):
@@ -339,44 +313,6 @@ def test_flags_that_make_another_network(tmp_path, monkeypatch, capsys):
     )
     with pytest.raises((SystemExit, ValueError), match=words):
         run(tmp_path / "runs", load_model=str(path), env_id="CartPole-v1", num_envs=1)
-
-
-# ---- In an environment ----
-class Heaps(SmallEnv):
-    """The agent takes a heap, then its opponent, which is a policy, takes one."""
-
-    observation_space = spaces.Sequence(spaces.Box(0, 1, (2,), np.float32), stack=True)
-    action_space, length = spaces.Discrete(50), 2
-
-    def __init__(self, opponent=lambda obs: 0, fails=False):
-        self.opponent = opponent
-        self.fails = fails
-
-    def observe(self):
-        return np.zeros((4 - 2 * self.t, 2), np.float32)
-
-    def reward(self, action):
-        self.opponent(self.observe()[1:])
-        return 1 / (1 - self.fails)
-
-
-gym.register("Heaps-v0", Heaps)
-
-
-def test_opponents(tmp_path):
-    """An environment that plays against a policy is told from it by the checks: its truncated end
-    needs no rows, and an error has its number."""
-    flags = dict(action_head="nodes")
-    saved(tmp_path / "model.pt", "ppo_graph", env_id="Heaps-v0", **flags)
-    opponent = load_policy(tmp_path / "model.pt")
-    envs = make_envs([lambda: Heaps(opponent)] * 2, **flags)
-    envs.reset(0)
-    assert envs.step([0, 0]).truncated.tolist() == [False] * 2
-    assert [flat.counts["obs"].tolist() for flat in envs.step([0, 0]).finals] == [[0]] * 2
-    envs = make_envs([lambda: Heaps(opponent), lambda: Heaps(opponent, fails=True)], **flags)
-    envs.reset(0)
-    with pytest.raises(UsageError, match="env 1, step 1, step.*ZeroDivisionError"):
-        envs.step([0, 0])
 
 
 # ---- Processes and threads ----

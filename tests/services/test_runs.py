@@ -221,21 +221,6 @@ def test_versions_and_commit_of_a_run(tmp_path):
     assert runs.commit_of(str(script)) == f"{head.strip()}-dirty"
 
 
-def test_metric_that_is_nan(tmp_path, monkeypatch, capsys):
-    """One that a copy of the script logs ends no run, and is said once."""
-    original = runs.Services.end_update
-
-    def with_metric(self, global_step, step, scalars, episodes):
-        scalars["charts/mine"] = float("nan")
-        original(self, global_step, step, scalars, episodes)
-
-    monkeypatch.setattr(runs.Services, "end_update", with_metric)
-    flags = dict(env_id="CartPole-v1", total_timesteps=96, run_dir=str(tmp_path))
-    services.run(ppo_graph, small_args(**flags))
-    said = capsys.readouterr().err
-    assert said.count("charts/mine is nan, and is logged as it is") == 1
-
-
 def test_objects_of_a_program(tmp_path, capsys):
     """Arrays, functions, paths and NumPy's numbers as flags: files have them as text, and numbers.
     They are loaded without pickle, and say whether a run is the same. A text of an object makes no
@@ -305,38 +290,7 @@ def test_warns_of_what_mixes_observations(mixes, tmp_path, monkeypatch, capsys):
     assert text.count("mixes the observations of a batch (batch norm;") == mixes
 
 
-def test_learning_rate_after_a_longer_resume(tmp_path, capsys):
-    """What it jumps to is said: of 3 updates the last one has a third, of 8 the fourth has 5/8.
-    Where it falls nothing is."""
-    flags = dict(env_id="CartPole-v1", checkpoint_every=1, run_dir=str(tmp_path), learning_rate=0.4)
-    services.run(ppo_graph, small_args(**flags))
-    assert "learning rate" not in capsys.readouterr().err
-    folder = str(run_folder(tmp_path))
-    for num, line in ((72, None), (192, "goes on at 0.25, which falls to 0 at")):
-        services.run(ppo_graph, small_args(resume=folder, total_timesteps=num, **flags))
-        err = capsys.readouterr().err
-        if line:
-            assert f"{line} --total-timesteps {num}; its last one was 0.133" in err
-        else:
-            assert "the learning rate goes on" not in err
-
-
 # ---- What a run leaves ----
-class Grouped(Steps):
-    """An episode's group is the parity of its number."""
-
-    def __init__(self, number=0):
-        self.number = number
-
-    def begin(self):
-        self.number += 1
-
-    def step(self, action):
-        *outcome, _ = super().step(action)
-        return *outcome, {"group": f"g{self.number % 2}"}
-
-
-gym.register("GroupedSteps-v0", Grouped)
 
 
 def episodes_of(folder):
@@ -394,23 +348,6 @@ def test_no_episode_has_ended(tmp_path):
     gym.register("Endless-v0", lambda: ListEnv(vector(2), [np.zeros(2)] * 99))
     result = run(tmp_path, env_id="Endless-v0", num_envs=2, num_steps=24, total_timesteps=96)
     assert "no episode has ended in 48 steps" in result.text
-
-
-def test_episodes_have_groups_and_tasks(tmp_path):
-    """As the log has them; the rows are in the order of the steps."""
-    flags = dict(
-        env_id="GroupedSteps-v0", env_kwargs=[{}, {"number": 1}], num_envs=2, num_workers=2
-    )
-    result = run(tmp_path, total_timesteps=64, num_steps=16, **flags)
-    rows = episodes_of(result.folder)
-    assert {(row["task"], row["group"]) for row in rows} == {
-        (f"task_{k}", f"g{i}") for k in (0, 1) for i in (0, 1)
-    }
-    for name in ("task_0", "g1"):
-        ends = [int(row["step"]) for row in rows if name in (row["task"], row["group"])]
-        steps = [step for step, _ in result.scalars[f"charts/episodic_return/{name}"]]
-        assert steps == sorted({-(end // -32) * 32 for end in ends})
-    assert [int(row["step"]) for row in rows] == sorted(int(row["step"]) for row in rows)
 
 
 class Reported(Steps):

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import pytest
 from helpers import small_args
 
 PROGRAM = """
@@ -16,6 +17,7 @@ print("imported:", *sorted({"torch._dynamo", "sympy", "torch_geometric"} & set(s
 """
 
 
+@pytest.mark.slow
 def test_torchs_compiler_is_not_imported(tmp_path):
     flags = vars(small_args(env_id="CartPole-v1", run_dir=str(tmp_path), checkpoint_every=1))
     done = subprocess.run(

@@ -108,14 +108,6 @@ def test_spaces_that_do_not_fit(space, observation, flags, sentence):
         ppo_graph.parts_of(space, ppo_graph.leaves_of(observation), ppo_graph.Args(**flags))
 
 
-def test_a_mask_of_another_length():
-    """It has an entry for each row that can be chosen."""
-    obs = {"g": GOOD, "action_mask": np.ones(2, np.int8)}
-    env = ListEnv(Dict(action_mask=MASK, **GRAPH), [obs], Dict(edge=D(3)))
-    with pytest.raises(UsageErrors, match="'action_mask', step 0: 2 rows where 'g.edge_links' has"):
-        make_envs([lambda: env]).reset(0)
-
-
 GOOD = GraphInstance(np.zeros((2, 3), np.float32), np.zeros((3, 2)), np.zeros((3, 2), np.int64))
 
 

@@ -11,7 +11,6 @@ import torch
 from gymnasium import spaces
 from helpers import (
     IDS,
-    ListEnv,
     UsageErrors,
     everything,
     make_envs,
@@ -79,45 +78,12 @@ class Herd(gym.Env):
         return obs, float(rewards.sum()), ended and terminates, ended and not terminates, info
 
 
-def with_rewards(change):
-    return lambda obs, info: (obs, {"rewards": change(info["rewards"])})
-
-
-def twice(obs, info):
-    obs["node_ids"][:] = 1000
-    return obs, info
-
-
 FAULTS = {
     "": lambda obs, info: (obs, info),
     "missing": lambda obs, info: (obs, {}),
-    "short": with_rewards(lambda rewards: rewards[:-1]),
-    "nan": with_rewards(lambda rewards: np.append(rewards[:-1], np.nan)),
-    "twice": twice,
+    "short": lambda obs, info: (obs, {"rewards": info["rewards"][:-1]}),
 }
 gym.register("Herd-v0", entry_point=Herd)
-
-
-class Shows(ListEnv):
-    """Always the same observation."""
-
-    def step(self, action):
-        return *super().step(action)[:4], {"rewards": np.zeros(len(action))}
-
-
-def test_ids_are_those_of_the_rows_that_act():
-    """Of edges here, beside a set that comes first."""
-    graph = spaces.Graph(vector(3), vector(1))
-    space = spaces.Dict(goals=ROWS, graph=graph, node_ids=IDS)
-    links = np.array([[0, 1], [1, 0], [1, 1]])
-    graph = spaces.GraphInstance(np.zeros((2, 3), np.float32), np.ones((3, 1), np.float32), links)
-    obs = {"goals": np.zeros((2, 3), np.float32), "graph": graph, "node_ids": np.array([7, 5, 6])}
-    env = Shows(space, [obs] * 2, spaces.Sequence(spaces.Discrete(2), stack=True))
-    envs = make_envs([lambda: env], script=script, action_head="edges")
-    step = envs.reset(0)
-    assert script.agent_ids(envs.leaves, step.obs.values, [3]).tolist() == [7, 5, 6]
-    assert len(envs.step([np.zeros(3, int)]).rewards) == 3
-    assert [list(returns) for returns in envs.agent_returns] == [[7, 5, 6]]
 
 
 # ---- A whole run against loops over agents ----
@@ -302,11 +268,6 @@ def test_an_agent_is_truncated(workers):
     [
         ({"fault": "missing"}, r"env \d, step 7: info\['rewards'\]: KeyError"),
         ({"fault": "short"}, r"env \d, step 7: .* has the shape \(\d,\), but \d rows acted"),
-        ({"fault": "nan"}, r"env \d, step 7: info\['rewards'\] is nan in row \d"),
-        (
-            {"fault": "twice"},
-            r"env \d, leaf 'node_ids', step 7: the id 1000 occurs twice, at index 1",
-        ),
         ({"most": 0, "least": 0}, "no step of the rollout has agents"),
     ],
 )
@@ -342,20 +303,6 @@ def test_crowd():
     assert truncated and info["eval"]["arrived"] == len(seen) / env.num_ids
     scores = crowd.reference_scores(1)
     assert scores["straight"][0] > scores["random"][0]
-
-
-def test_a_truncated_agent_without_a_last_row():
-    class Gone(Relay):
-        def step(self, action):
-            *outcome, info = super().step(action)
-            return *outcome, info | {"truncated": [8], "last_observation": self.observe([7])}
-
-    envs = make_envs([Gone], script=script)
-    envs.reset(0)
-    with pytest.raises(
-        script.UsageError, match=r"info\['truncated'\] has \[8\], .* the rows of \[7\]"
-    ):
-        envs.step([[0, 0, 0]])
 
 
 def test_fewer_steps_with_agents_than_minibatches(tmp_path, monkeypatch):

@@ -238,8 +238,8 @@ def any_env(name, observation, action):
 
 ALL = [(name, kind, action, {}) for action in ACTIONS for name in SCRIPTS for kind in OBSERVATIONS]
 MATRIX = [case for case in ALL if case[0] != "lstm_per_node" or case[1] in ELEMENTS]
-CASES = [  # every seventh is a fast one
-    pytest.param(*case, marks=[pytest.mark.slow] * (k % 7 > 0)) for k, case in enumerate(MATRIX)
+CASES = [  # every thirteenth is a fast one
+    pytest.param(*case, marks=[pytest.mark.slow] * (k % 13 > 0)) for k, case in enumerate(MATRIX)
 ]
 CONTEXT = dict(set_layers=2, graph_context=True)
 EDGES_KEPT = dict(remember_edges=True)

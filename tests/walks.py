@@ -109,37 +109,6 @@ class Lossy(Walk, gym.utils.EzPickle):
         gym.utils.EzPickle.__init__(self)
 
 
-class Changing(Walk):
-    """Cannot be pickled from step 20 on."""
-
-    def step(self, action):
-        if self.t == 20:
-            self.rows = (row for row in range(3))
-        return super().step(action)
-
-
-shared_rng = np.random.default_rng(0)
-
-
-class OfAModule(Walk):
-    """Its generator belongs to the module, so that its copies share it."""
-
-    def draw(self):
-        return shared_rng.random()
-
-
-class Counted(Walk):
-    num_steps = num_loaded = 0
-
-    def __setstate__(self, state):
-        vars(self).update(state)
-        Counted.num_loaded += 1
-
-    def step(self, action):
-        Counted.num_steps += 1
-        return super().step(action)
-
-
 class Trusted(Odd):
     exact_resume = True
 

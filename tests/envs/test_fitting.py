@@ -70,8 +70,8 @@ def test_words():
 
 def test_order_of_words_is_learned(tmp_path):
     """A trained policy reads the text that an environment without the wrapper shows, too."""
-    flags = dict(num_envs=8, num_steps=16, total_timesteps=8192, learning_rate=3e-3, gnn_dim=16)
-    flags |= dict(num_workers=2, save_model=True, eval_episodes=20)
+    flags = dict(num_envs=8, num_steps=16, total_timesteps=5120, learning_rate=4e-3, gnn_dim=16)
+    flags |= dict(save_model=True, eval_episodes=20)
     result = run(tmp_path, env_id="Mission-v0", **flags)
     assert np.mean([row["return"] for row in result.rows]) == 1
     assert result.scalars["charts/rows/deep.0.mission"][0][1] == 4

@@ -1,9 +1,7 @@
 """Acting and learning at the same time (ppo_graph_async.py): its gradients are those of the papers,
 without lag it is ppo_graph.py, rollouts travel bit by bit, and both processes end together."""
 
-import contextlib
 import copy
-import dataclasses
 import os
 import random
 import signal
@@ -33,24 +31,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from cleanrl_graph import ppo_graph, services
 from cleanrl_graph import ppo_graph_async as script
 from cleanrl_graph.services import check, checkpoint
-from cleanrl_graph.services.command import envs_of
 from cleanrl_graph.services.plot import episodes_of
 
 CPU = torch.device("cpu")
 RANDOM = dict(env_id="Random-v0", env_kwargs={"observation": "set"})
 POISSON = dict(env_id="envs:PoissonGraph-v0", env_kwargs={"episode_length": 5})
 HANGS = dict(env_id="Fails-v0", env_kwargs={"how": "hang"})
-
-
-def collects(args, seed):
-    """(envs, memory, first step) in this process, as the collector has them."""
-    args = dataclasses.replace(args, seed=seed, num_workers=0)
-    script.start(args)
-    script.seed(args)
-    makers = [partial(check.make_env, script, args, i) for i in range(args.num_envs)]
-    envs = check.make_envs(script, args, makers)
-    agent = script.Agent(envs.leaves, envs.action_space, args)
-    return envs, script.Memory(agent, envs.leaves, args.num_envs, args), envs.reset(seed)
 
 
 def outcomes(rollout):
@@ -200,37 +186,6 @@ def test_no_lag_is_ppo_graph(tmp_path):
 
 
 # ---- What travels, and when ----
-@pytest.mark.parametrize("observation, num_workers", [("mixed", 0), ("graph_categories", 2)])
-def test_rollouts_arrive_bit_by_bit(observation, num_workers):
-    """What the other process collected is what this one collects from the same seed."""
-    env = dict(env_id="Random-v0", env_kwargs={"observation": observation})
-    args = small_args(script, **env, num_workers=num_workers)
-    with contextlib.closing(envs_of(script, args)) as collector:
-        collector.reset(7)
-        envs, memory, step = collects(args, 7)
-        for version in (5, 5, 9):
-            collector.ask(version, memory.agent)
-        for version in (5, 5, 9):
-            expected = script.collect(memory, envs, step, version, args.num_steps)
-            step = expected.steps[-1]
-            rollout = collector.receive()
-            assert rollout.version == version and len(rollout.steps) == len(expected.steps) == 9
-            for ours, theirs in zip(arrays_in(rollout), arrays_in(expected), strict=True):
-                assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
-                assert ours.tobytes() == theirs.tobytes()
-            for ours, theirs in zip(rollout.steps, expected.steps):
-                assert ours.infos == theirs.infos
-
-
-def arrays_in(value):
-    """All arrays in nested tuples, lists and dicts."""
-    if isinstance(value, np.ndarray):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    if not isinstance(value, (list, tuple)):
-        return []
-    return [array for child in value for array in arrays_in(child)]
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_clones_a_dispatching_rule(tmp_path):
     env = dict(env_id="envs:JobShop-v0", env_kwargs={"jobs": [3, 4], "machines": [3, 3]})
     env["demos"] = str(tmp_path / "demos")
     services.run(script, small_args(script, **env, record="envs.job_shop:mwkr", record_episodes=10))
-    flags = dict(num_envs=2, total_timesteps=320, update_epochs=8, learning_rate=1e-2)
+    flags = dict(num_envs=4, total_timesteps=384, update_epochs=4, learning_rate=2e-2)
     result = run(tmp_path / "runs", script, **env, **flags, **ALONE, bc_anneal=0.0)
     loss = logged(result, "losses/behaviour_cloning")
     assert np.mean(logged(result, "charts/demo_accuracy")[-5:]) > 0.9

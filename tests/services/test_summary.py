@@ -132,34 +132,6 @@ def test_rows_beside_a_fixed_list(observation, warning, tmp_path):
     assert part.group in line
 
 
-def fleet(name, num):
-    """Cars that act, beside a graph; each has a part of that name."""
-    action = spaces.Sequence(spaces.Dict({name: spaces.Discrete(num)}))
-    cars = spaces.Sequence(helpers.vector(2), stack=True)
-    observation = spaces.Dict(cars=cars, map=helpers.graph_space(features=2))
-    return helpers.ListEnv(observation, [], spaces.Dict(cars=action))
-
-
-@pytest.mark.parametrize(
-    "name, num, text",
-    [
-        (
-            "target",
-            1000,
-            "'map.nodes', call that part of the action 'map'; if not, --action-head c",
-        ),
-        ("map", 1000, "cars.map: for each row of cars choice of a row of map.nodes"),
-        ("target", 3, "for each row of cars a fixed list of 3 options"),
-    ],
-)
-def test_rows_that_choose_by_a_wrong_name(name, num, text):
-    lines = told(fleet(name, num))
-    assert any(text in line for line in lines), lines
-    assert any("warning" in line for line in lines) == text.startswith("'map.nodes'")
-    lines = told(fleet(name, num), action_head="cars")
-    assert not any("warning" in line for line in lines)
-
-
 def test_padded_mask(tmp_path):
     """A mask of 6 entries beside a graph of at most 5 nodes is named. With --action-head nodes what
     is behind the nodes, which must be zero, is cut off, in training, in the evaluation and in a

@@ -5,6 +5,7 @@ import ast
 import dataclasses
 import importlib
 import sys
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -48,6 +49,7 @@ def is_args(node):
     return isinstance(node, ast.Name) and node.id == "args"
 
 
+@cache
 def read_fields(path):
     """The names NAME of all `args.NAME` that are read in a file, outside of the class Args."""
     found = set()
@@ -142,6 +144,7 @@ def test_table_of_other_defaults():
             assert cell == ("(1)" if is_filled_in else text), (flag, name)
 
 
+@cache
 def docs_of(name):
     """Flag -> docstring, in one line."""
     fields = fields_of(FOLDER / f"{name}.py")

@@ -11,7 +11,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -139,10 +138,7 @@ def test_hash_is_that_of_the_normalised_command():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="runs are killed with it on Linux only")
-@pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL]
-)
-def test_a_stopped_runner_goes_on_where_it_was(tmp_path, number):
+def test_a_stopped_runner_goes_on_where_it_was(tmp_path):
     """Stopped in its second run: the first is kept, no process lives on, the restart ends with the
     files of both."""
     body = """import pathlib
@@ -159,8 +155,8 @@ pathlib.Path(folder, "eval.csv").write_text("episode,return\\n0," + seed)"""
         start_new_session=True,
     )
     wait_for(lambda: list(tmp_path.glob("runs/t/*_s2_*/stderr.txt")))
-    os.kill(runner.pid, number)
-    assert runner.wait(60) == (sweep.INTERRUPTED if number == signal.SIGINT else -number)
+    runner.kill()
+    runner.wait(60)
     wait_for(lambda: not processes(tmp_path))
     wait_for(lambda: is_free(tmp_path / "runs/t"))
     assert [name[:15] for name in files_of(tmp_path)] == ["fake_default_s1"]
@@ -348,42 +344,6 @@ def test_flags_that_were_renamed(tmp_path):
         assert fingerprint.as_now(then.split(), script) == now.split()
         assert parses(["ppo_graph", *now.split()])
         assert fingerprint.as_now(then.split(), of_then) == then.split()
-
-
-@pytest.mark.slow
-def test_what_is_not_checked_is_named(finished, tmp_path, capsys):
-    """A missing package, a file in runs/, a run without a fingerprint. Not named: peers, failures,
-    what trains nothing, larger seeds of the same commit. A refused flag is a change."""
-    (settings,) = tables.finished(Path(finished.results, "t")).values()
-    script = "python cleanrl_graph/ppo_graph.py"
-    nowhere = f"{script} --env-id nowhere:No-v0 --run-dir {tmp_path}"
-    runs = {
-        "package": {"command": f"{nowhere} --seed 1"},
-        "larger": {"command": f"{nowhere} --seed 2", "seed": 2},
-        "file": {"command": f"{script} --load-model runs/no.pt --seed 1"},
-        "old": {"command": f"{script} --seed 1"},
-        "flag": {"command": f"{script} --no-such-flag 3 --seed 1"},
-        "peer": {"command": "python benchmark/peers/plain_ppo_lstm.py --seed 1"},
-        "failed": {"command": f"{script} --seed 3", "exit_code": 1},
-        "nothing": {"command": f"{script} --total-timesteps 0 --seed 1", "fingerprint": None},
-    }
-    folder = tmp_path / "results" / "u" / "runs"
-    folder.mkdir(parents=True)
-    for name, changes in runs.items():
-        new = settings | changes
-        if name == "old":
-            del new["fingerprint"]
-        (folder / f"{name}.json").write_text(json.dumps(new))
-    args = dataclasses.replace(finished, results=str(tmp_path / "results"))
-    out, error = checked(args, ROOT, capsys)
-    at = f"u, {settings['commit'][:7]}: "
-    assert out.startswith(f"{at}{runs['flag']['command']}\n    now: ") and "--no-such-flag" in out
-    lines = [line for line in error.split("\n") if "not checked" in line]
-    assert sorted(line[line.index("not checked") :] for line in lines) == [
-        f"not checked, no fingerprint: {at}{runs['old']['command']}",
-        *(f"not checked: {at}{runs[name]['command']}" for name in ("package", "file")),
-    ]
-    assert "No module named 'nowhere'" in error and "there is no file runs/no.pt" in error
 
 
 # ---- tables.py ----
@@ -584,16 +544,8 @@ def test_schedules_go_on(tmp_path):
         costs = list(map(int, row["costs"].split()))
         assert len(costs) == 2 and costs[0] == cost and row["samples"] == "-1"
         assert min(costs) == int(row["cost"])
-    cold = play(samples=[5], temperature=1e-6)  # so cold that samples are greedy
-    pairs = [row["costs"].split() for row in both]
-    assert [row["costs"].split() for row in cold] == [[a, b, a, b, a] for a, b in pairs]
-    assert {row["temperature"] for row in cold} == {"1e-06"}
-    for changes, sentence in [
-        (dict(suites=["taillard"]), "JobShop-v0 has"),
-        (dict(samples=[5], temperature=0.0), "temperature must be above 0"),
-    ]:
-        with pytest.raises(SystemExit, match=sentence):
-            play(**changes)
+    with pytest.raises(SystemExit, match="JobShop-v0 has"):
+        play(suites=["taillard"])
 
 
 def test_reversed_instances():

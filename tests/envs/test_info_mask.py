@@ -120,7 +120,6 @@ def test_masks_of_bits_and_of_pairs(name, truncated):
     [
         (lambda: A, "the mask of actions is the method legal_moves(), 3 entries"),
         (lambda: A / 2, "the method legal_moves() is [0.5"),
-        (lambda player: A, "1 required positional argument: 'player'"),
     ],
 )
 def test_a_method_is_never_ignored(method, note):
@@ -130,11 +129,8 @@ def test_a_method_is_never_ignored(method, note):
     env = wrap_all(env, ())
     assert note in env.mask_note
     assert isinstance(env, InfoActionMask) == note.endswith("3 entries")
-    assert not isinstance(env, InfoActionMask) or env.reset()[0]["action_mask"].tolist() == [
-        1,
-        0,
-        1,
-    ]
+    if isinstance(env, InfoActionMask):
+        assert env.reset()[0]["action_mask"].tolist() == [1, 0, 1]
 
 
 def test_masks_of_taxi(tmp_path):

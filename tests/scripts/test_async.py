@@ -10,11 +10,10 @@ from functools import partial
 from types import SimpleNamespace
 from typing import NamedTuple
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
+import walks  # noqa: F401  registers Faulty-v0
 from helpers import (
     make_envs,
     run,
@@ -22,10 +21,9 @@ from helpers import (
     same_weights,
     small_args,
     train_events,
-    vector,
     weights,
 )
-from processes import FORK, children, is_alive, start, wait_for
+from processes import children, is_alive, start, wait_for
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from cleanrl_graph import ppo_graph, services
@@ -36,7 +34,7 @@ from cleanrl_graph.services.plot import episodes_of
 CPU = torch.device("cpu")
 RANDOM = dict(env_id="Random-v0", env_kwargs={"observation": "set"})
 POISSON = dict(env_id="envs:PoissonGraph-v0", env_kwargs={"episode_length": 5})
-HANGS = dict(env_id="Fails-v0", env_kwargs={"how": "hang"})
+HANGS = dict(env_id="Faulty-v0", env_kwargs={"fault": "hang", "at": 30})
 
 
 def outcomes(rollout):
@@ -212,49 +210,21 @@ def test_runs_can_be_repeated(tmp_path, monkeypatch):
 
 
 # ---- What stops a run ----
-class Fails(gym.Env):
-    """Its step 30 raises, hangs, or kills the process that it runs in."""
-
-    observation_space, action_space = vector(2), spaces.Discrete(2)
-
-    def __init__(self, how="raise"):
-        self.how, self.num_steps = how, 0
-        if how == "die with a process":  # which this one started, and which sleeps on for a while
-            FORK.Process(target=time.sleep, args=(40,), daemon=True).start()
-
-    def reset(self, *, seed=None, options=None):
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):
-        self.num_steps += 1
-        if self.num_steps == 30:
-            self.fail()
-        return np.zeros(2, np.float32), 0.0, False, False, {}
-
-    def fail(self):
-        if self.how == "raise":
-            raise KeyError("the bridge is out")
-        if self.how.startswith("die"):
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(1000)
-
-
-gym.register("Fails-v0", entry_point=Fails)
 
 
 @pytest.mark.parametrize(
-    "how, num_workers, text",
+    "fault, num_workers, text",
     [
-        ("raise", 0, "(?s)Traceback.*test_async.*the bridge is out.*env 0, step 30"),
-        ("die with a process", 0, "the collector died with exit code -9"),
-        ("die", 2, "step 30: the worker of envs 0 to 1 died with exit code -9"),
+        ("step", 0, "(?s)Traceback.*walks.py.*the engine is on fire.*env 1, step 30"),
+        ("kill", 0, "the collector died with exit code -9"),
+        ("kill", 2, "step 30: the worker of envs 0 to 1 died with exit code -9"),
     ],
 )
-def test_errors_arrive(how, num_workers, text, tmp_path):
+def test_errors_arrive(fault, num_workers, text, tmp_path):
     """A sentence with the environment's frames, when that rollout is needed; nothing is left."""
     before = children(os.getpid())
     begin = time.time()
-    flags = dict(env_id="Fails-v0", env_kwargs={"how": how}, num_workers=num_workers)
+    flags = dict(env_id="Faulty-v0", env_kwargs={"fault": fault, "at": 30}, num_workers=num_workers)
     flags |= dict(env_timeout=0.5, total_timesteps=240, checkpoint_every=1)
     with pytest.raises(check.UsageError, match=text):
         run(tmp_path, script, **flags)

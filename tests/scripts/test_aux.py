@@ -1,7 +1,6 @@
 """ppo_graph_aux.py: demonstrations are read and cloned, the losses of cloning, reconstruction and
 prediction are those of loops over single steps, and each of them falls."""
 
-import shutil
 from functools import partial
 from types import SimpleNamespace
 
@@ -392,17 +391,3 @@ def test_without_auxiliary_losses_it_is_ppo_graph(tmp_path):
     (a, b) = (run(tmp_path / module.__name__, module, **flags) for module in (ppo_graph, script))
     assert a.scalars.pop("charts/SPS") and b.scalars.pop("charts/SPS") and a.scalars == b.scalars
     assert same_weights(a.folder, b.folder)
-
-
-def test_resume(tmp_path):
-    """A run that is resumed ends with bitwise the same weights, the falling weight included."""
-    record = dict(record="envs.job_shop:mwkr", record_episodes=5)
-    services.run(script, small_args(script, **SMALL_SHOP, demos=str(tmp_path / "demos"), **record))
-    flags = dict(SMALL_SHOP, aux="predict", demos=str(tmp_path / "demos"), bc_anneal=1.0)
-    flags |= dict(total_timesteps=96, checkpoint_every=1, save_model=True)
-    folder = run(tmp_path / "runs", script, **flags).folder
-    whole = shutil.copytree(folder, tmp_path / "whole")
-    (folder / "model.pt").unlink()
-    args = small_args(script, **flags, run_dir=str(tmp_path / "runs"))
-    services.run(script, args, resume=str(folder / "checkpoint_000000000072.ckpt"))
-    assert same_weights(folder, whole)

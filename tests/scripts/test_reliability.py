@@ -25,7 +25,7 @@ from processes import (
     wait_for,
 )
 from torch.utils.tensorboard import SummaryWriter
-from walks import Faulty, Forgetful, NoPickle, OnClass
+from walks import Faulty, NoPickle, OnClass
 
 from cleanrl_graph.services import checkpoint, runs
 from cleanrl_graph.services.check import UsageError
@@ -114,6 +114,7 @@ RUNS = {  # name -> (script, flags): what is kept between two updates, all of it
     "LSTM, ids": ("ppo_lstm_sparse", EXPLORE | PREV | dict(remember_edges=True)),
     "LSTM, workers": ("ppo_lstm_sparse", EXPLORE | dict(num_workers=2, norm_obs=True)),
     "transformer": ("ppo_gtrxl", STATELESS | PREV | dict(memory_length=11)),
+    "agents": ("ppo_graph_agents", dict(env_id="envs:Crowd-v0")),
     "transformer, workers": ("ppo_gtrxl", EXPLORE | dict(prev_action=True, num_workers=2)),
 }
 
@@ -179,7 +180,7 @@ def test_resumed_again_and_again(tmp_path):
 
 
 # ---- Environments that do not go on exactly ----
-for env in (Faulty, Forgetful, NoPickle, OnClass):
+for env in (Faulty, NoPickle, OnClass):
     gym.register(f"{env.__name__}-v0", entry_point=env)
 
 

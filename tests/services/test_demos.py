@@ -237,39 +237,6 @@ def test_files_that_are_none(tmp_path):
             demos.check(str(tmp_path / name), envs_with(DENSE))
 
 
-COMPOSITE = spaces.Tuple(
-    [spaces.Discrete(3), spaces.MultiBinary(2), spaces.Discrete(2), vector(1, low=-9, high=9)]
-)
-OPTIONS = {"action_mask": spaces.MultiBinary(5)}  # services add two entries for each bit
-
-
-@pytest.mark.parametrize(
-    "action, mask, problem",
-    [
-        ([2, 0, 1, 1, -7.5], [0, 0, 1, 0, 1], None),
-        ([2, 0, 1, 1, 0.0], [1, 1, 0, 1, 1], r"part 0 of the action, \[2.0\], is masked"),
-    ],
-)
-def test_composite_actions(action, mask, problem, tmp_path):
-    """Each part has its range, and its entries of a dense mask; one Box makes all columns
-    float32. They are scaled to those of the policy."""
-    data = recorded()
-    data = {name: data[name] for name in ("values/gear", "values/speed")}
-    data["values/action_mask"] = np.ones((6, 9), np.int8)
-    data["actions"] = np.zeros((6, 5), np.float32)
-    data["actions"][3] = action
-    data["values/action_mask"][3] = [*mask[:3], 1, 1, 1, 1, *mask[3:]]
-    path, envs = file_of(tmp_path, data), envs_with(DENSE | OPTIONS, COMPOSITE)
-    if problem is None:
-        _, actions = load(path, envs)
-        *options, number = actions[3].tolist()
-        assert actions.dtype == torch.float32 and options == action[:-1]
-        assert number == pytest.approx(action[-1] / 9)
-    else:
-        with pytest.raises(SystemExit, match=f"step 3: {problem}"):
-            demos.check(path, envs)
-
-
 def test_mask_that_depends_on_the_choice_before(tmp_path):
     """With --autoregressive it has an entry for each pair of rows."""
     data = recorded()

@@ -180,27 +180,6 @@ def test_costs(tmp_path, capsys):
     assert lines == [["SPT gap %", "5.0"], ["greedy gap %", "10.0"], ["cut", "21"]]
 
 
-def test_groups(tmp_path, capsys):
-    """Before the mean of all that of each task, then of each group, in order of their numbers, if
-    they are fewer than the rows."""
-
-    def means(groups, tasks):
-        pairs = zip(groups, tasks, strict=True)
-        rows = [{"episode": k, "group": g, "task": t} for k, (g, t) in enumerate(pairs)]
-        table, _ = saved([row | {"return": float(row["episode"])} for row in rows], tmp_path)
-        lines = [[cell.strip("*") for cell in line] for line in cells(table)[2 + len(rows) :]]
-        return [" ".join(cell for cell in line[1:] if cell) for line in lines]
-
-    assert means("z_10 z_2 z_10 z_0".split(), "0000") == ["z_0 3", "z_2 1", "z_10 1", "1.5"]
-    assert means("ababab", "000111") == ["0 1", "1 4", "a 2", "b 3", "2.5"]
-    assert means(["z_1", "z_2"], "00") == ["0.5"]  # no means of one group for each row
-    capsys.readouterr()
-    rows = [{"episode": k, "group": "ab"[k % 2], "return": k % 2} for k in range(30)]
-    saved(rows, tmp_path)
-    head, _, line = cells(capsys.readouterr().out.strip())
-    assert head == ["", "a", "b", "mean of 30"] and line == ["return", "0", "1", "0.5"]
-
-
 def test_table_that_cannot_be_written(tmp_path, capsys):
     """It is printed, and the error is one sentence."""
     with pytest.raises(SystemExit, match="cannot write .*eval.md: .*Errno"):

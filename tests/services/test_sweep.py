@@ -247,12 +247,11 @@ def test_which_runs_are_one_curve(tmp_path, capsys):
     assert sorted(sizes().values()) == [1, 1, 1, 2] and capsys.readouterr().err == ""
     with pytest.raises(SystemExit, match="--by lr: .* no such flag; the runs differ in .*rate$"):
         sizes(["lr"])
-    for k, (kwargs, wrap) in enumerate([({"jobs": 3}, []), ({"jobs": 9}, []), ({}, ["hide:1"])]):
-        made_run(tmp_path / f"task {k}", [1], env_id="G-v0", env_kwargs=kwargs, wrap=wrap)
+    for k, kwargs in enumerate([{"jobs": 3}, {"jobs": 9}]):
+        made_run(tmp_path / f"task {k}", [1], env_id="G-v0", env_kwargs=kwargs)
     assert [key for key in sizes(["learning_rate"]) if key[0] == "G-v0"] == [
-        ("G-v0", "env_kwargs {'jobs': 3}, wrap [], learning_rate 0.1"),
-        ("G-v0", "env_kwargs {'jobs': 9}, wrap [], learning_rate 0.1"),
-        ("G-v0", "env_kwargs {}, wrap ['hide:1'], learning_rate 0.1"),
+        ("G-v0", "env_kwargs {'jobs': 3}, learning_rate 0.1"),
+        ("G-v0", "env_kwargs {'jobs': 9}, learning_rate 0.1"),
     ]
 
 

@@ -49,7 +49,6 @@ SET = Sequence(vector(2), stack=True)
 G = graph_space(vector(2))
 GRAPH, TWO, AVAILABLE = {"g": G}, {"a": G, "b": G}, {"avail_actions": SET}
 NAMES = Dict(g=G, machines=Sequence(vector(1)), x=vector(1))
-ROBOTS = {"robots": rows_of(2), "tasks": rows_of(3)}
 
 
 # ---- What parts choose from ----
@@ -88,12 +87,10 @@ def masked(mask, **seen):
     "space, observation, flags, sentence",
     [
         (D(50), {}, head("nodes"), "--action-head nodes"),
-        (D(3), ROBOTS, head("robbots"), "--action-head robbots"),
         (Dict(a=Sequence(vector(1))), GRAPH, {}, "--action-head auto: there are no such rows"),
         (D(50), TWO, head("nodes"), "'nodes' can mean each of .*'a.nodes', 'b.nodes'"),
         (Dict(node=D(9)), masked(Dict(nodes=MASK), g=G), {}, "'action_mask.nodes'"),
         (MD([4, 5]), masked(MB((4, 5))), {}, "'action_mask': .* with --autoregressive"),
-        (MD([4, 6]), masked(MB((4, 5))), CHAIN, "does not fit"),
         (Tuple((D(4), vector(1), D(5))), masked(MB((4, 5))), CHAIN, "does not fit"),
         (Dict(a=D(2), b=G), GRAPH, {}, "leaf 'action.b': .*Graph.* is not supported"),
     ],

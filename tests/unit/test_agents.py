@@ -16,11 +16,10 @@ from helpers import (
     make_envs,
     record,
     run,
-    same_weights,
     small_args,
     vector,
 )
-from processes import begun_earlier, folder_of, train, train_ranks
+from processes import train_ranks
 
 from cleanrl_graph import ppo_graph_agents as script
 from cleanrl_graph.envs import crowd
@@ -320,18 +319,3 @@ def test_fewer_steps_with_agents_than_minibatches(tmp_path, monkeypatch):
     run(tmp_path, script, env_id="Herd-v0", env_kwargs={"most": 2}, **flags)
     assert len(sizes) == 5 and all(num == steps for steps, num in sizes)
     assert min(num for _, num in sizes) < 18
-
-
-# ---- Resumed, and used ----
-@pytest.mark.slow
-def test_resume(tmp_path):
-    """A run stopped within an episode goes on bit by bit, and so do its agents' returns."""
-    flags = dict(env_id="Herd-v0", checkpoint_every=1, num_steps=7, total_timesteps=7 * 3 * 4)
-    flags |= dict(num_envs=3, num_minibatches=2, update_epochs=2)
-    whole = train(tmp_path / "a", "ppo_graph_agents", **flags)
-    train(tmp_path / "b", "ppo_graph_agents", **flags)
-    for path in (*tmp_path.glob("b/*/model.pt"), *tmp_path.glob("b/*/checkpoint_*84.ckpt")):
-        path.unlink()
-    begun_earlier(tmp_path / "b")
-    train(tmp_path / "b", "ppo_graph_agents", resume="auto", **flags)
-    assert same_weights(whole, folder_of(tmp_path / "b"))

@@ -9,12 +9,13 @@ import sys
 import tomllib
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium as gym
 import pytest
 import shared_blocks
 from gymnasium.envs.registration import EnvSpec
-from helpers import MY_ENV, run_folder
+from helpers import MY_ENV, command, run_folder
 from packaging.requirements import Requirement
 
 import cleanrl_graph
@@ -63,13 +64,14 @@ def test_copied_and_changed(tmp_path, monkeypatch):
     (tmp_path / "my_env.py").write_text(MY_ENV)
     flags = ["--env-id", "my_env:Mine-v0", "--wrap", "z:uniform:2", *SHORT]
     flags += ["--num-workers", "2", "--checkpoint-every", "1"]
-    done = python("my_ppo.py", *flags, cwd=tmp_path, path=[ROOT])
-    assert done.returncode == 0, done.stderr
+    copy = SimpleNamespace(__file__=str(tmp_path / "my_ppo.py"))
+    code, out, err = command(*flags, script=copy, cwd=tmp_path)
+    assert code == 0, err
     folder = run_folder(tmp_path / "runs")
-    assert "| **mean** |" in done.stdout and "__my_ppo__" in folder.name
+    assert "| **mean** |" in out and "__my_ppo__" in folder.name
     assert max(folder.glob("*.ckpt")).stem == "checkpoint_000000000256"
     call = f"cleanrl_graph.load_policy('{folder / 'model.pt'}', script=my_ppo)"
-    assert done.stdout.endswith(f"in a program: {call}\n")
+    assert out.endswith(f"in a program: {call}\n")
     monkeypatch.syspath_prepend(tmp_path)
     names = {"cleanrl_graph": cleanrl_graph, "my_ppo": importlib.import_module("my_ppo")}
     policy = eval(call, names)

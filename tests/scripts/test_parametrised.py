@@ -3,12 +3,14 @@
 
 import csv
 import importlib
+from collections import Counter
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from helpers import run, vector
+from helpers import run, run_folder, train_events, vector
+from processes import train_ranks
 
 from cleanrl_graph.services.csv_file import read
 
@@ -42,6 +44,20 @@ class Family(gym.Env):
 
 gym.register("Family-v0", entry_point=Family)
 NUMBERS = [{"number": 1}, {"number": 2}, {"number": 4}]
+
+
+def test_ranks_cover_the_list(tmp_path):
+    """The index counts over all ranks, and rank 0 logs the episodes of all entries, each once."""
+    flags = dict(env_id="Family-v0", env_kwargs=NUMBERS, num_envs=2, num_steps=12)
+    flags |= dict(num_minibatches=1, total_timesteps=96, checkpoint_every=0)
+    assert train_ranks(tmp_path / "runs", **flags) == [0, 0]
+    log = train_events(tmp_path / "runs")
+    for k, length in enumerate((3, 4, 6)):
+        assert log[f"charts/episodic_length/task_{k}"] == [(48, length), (96, length)]
+    tasks = Counter(row["task"] for row in read(run_folder(tmp_path / "runs") / "episodes.csv"))
+    assert tasks == {"task_0": 16, "task_1": 6, "task_2": 4}  # entry 0 is in env 0 and env 3
+    assert log["charts/episodic_length"][0][1] == pytest.approx((16 * 3 + 6 * 4 + 4 * 6) / 26)
+    assert len(log["losses/value_loss"]) == 2
 
 
 # ---- z ----

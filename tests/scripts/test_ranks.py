@@ -7,6 +7,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import gymnasium as gym
@@ -28,7 +29,7 @@ from processes import (
 )
 
 from cleanrl_graph import ppo_graph
-from cleanrl_graph.services import checkpoint
+from cleanrl_graph.services import checkpoint, runs
 from cleanrl_graph.services.plot import episodes_of
 
 RUNNER = """
@@ -176,6 +177,23 @@ def test_signal_to_one_rank(tmp_path):
     flags = dict(env_id="CartPole-v1", total_timesteps=480)
     assert train_ranks(tmp_path / "a", patch=patch, **flags) == [143, 143]
     assert newest(tmp_path / "a") == 3 * 48 and not list(tmp_path.glob("a/*/failed"))
+
+
+def test_minutes_are_those_of_rank_0(tmp_path):
+    """Where its clock is fast all ranks write a checkpoint."""
+
+    class Clock:
+        time = staticmethod(time.time)
+        monotonic = staticmethod(lambda: 1e6 * time.monotonic())
+
+    def patch(module):
+        if module.RANK == 0:
+            runs.time = Clock
+        Dies("Envs", "step", 6 * 8 - 2)(module)
+
+    flags = dict(env_id="CartPole-v1", checkpoint_every=100)
+    assert train_ranks(tmp_path / "a", patch=patch, total_timesteps=288, **flags) == [-9, -9]
+    assert newest(tmp_path / "a") == 2 * 144 - 48
 
 
 def test_a_rank_that_fails_ends_the_others(tmp_path):

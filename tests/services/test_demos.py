@@ -214,6 +214,7 @@ def more_leaves(data):
 MISFITS = [
     (change("format", lambda _: "other"), "its format is other, this script reads cleanrl_graph-d"),
     (more_leaves, r"it has the leaves \[.*'more'.*\], the environment \['action"),
+    (put("counts/g.nodes", 0, 3), "leaf 'g.nodes': counts of 6 steps and 19 rows where there are"),
     (roll("counts/action_mask"), "step 0, leaf 'action_mask': 4 rows where 'g.nodes' has 2"),
     (put("values/g.nodes", (5, 1), np.nan), "step 2, leaf 'g.nodes': value nan in row 0"),
     (put("actions", (3, 0), 2), r"step 3: part 0 of the action, \[2\], is out of range"),

@@ -185,6 +185,27 @@ def test_suite(tmp_path):
     assert {float(row["length"]) for row in rows_of(result.folder)} == {4.5}
 
 
+def test_tasks(tmp_path):
+    """Episodes of each entry of --env-kwargs."""
+    tasks = [{"length": 3}, {"length": 6}, {"length": 6}]
+    result = run(tmp_path, eval_every=1, env_kwargs=tasks, **DRAWS)
+    assert {float(row["length"]) for row in rows_of(result.folder)} == {5}
+
+
+def test_before_an_episode_has_ended(tmp_path, monkeypatch):
+    """Ten times the steps of each environment so far."""
+    limits = []
+
+    def outcomes(args, greedy, num):
+        limits.append(args.eval_max_steps)
+        return [(0.0, False)] * num
+
+    monkeypatch.setattr(ppo_graph, "play", play_by(outcomes))
+    flags = DRAWS | dict(env_kwargs={"length": 1000})
+    run(tmp_path, eval_every=1, eval_max_steps=120, **flags)
+    assert limits == [80, 120, 120]
+
+
 # ---- --stop-at ----
 def test_stop_at(tmp_path, capsys):
     """Met at once: the training ends after the first evaluation, as at any end, with a checkpoint,
@@ -233,6 +254,18 @@ def test_killed_in_an_evaluation(tmp_path):
     assert same_weights(whole, folder)
     assert without_times(rows_of(whole)) == without_times(rows_of(folder))
     assert without_times([best_of(whole)]) == without_times([best_of(folder)])
+
+
+def test_killed_after_the_best(tmp_path):
+    """Before the checkpoint: best.pt is of a step that comes again, so --stop-at does not end the
+    resumed run before it."""
+    flags = dict(eval_every=3, stop_at=-1.0, **RESUMED)
+    process = start(tmp_path, patch=Dies(eval_every, "say", 1), **flags)
+    process.join(60)
+    assert process.exitcode == -9 and newest(tmp_path) == 48
+    begun_earlier(tmp_path)
+    train(tmp_path, resume="auto", **flags)
+    assert newest(tmp_path) == 72
 
 
 # ---- Ranks ----

@@ -180,6 +180,18 @@ def test_costs(tmp_path, capsys):
     assert lines == [["SPT gap %", "5.0"], ["greedy gap %", "10.0"], ["cut", "21"]]
 
 
+def test_groups_are_in_order():
+    """A mean of each before the mean of all, if they are fewer than the rows."""
+    rows = [{"episode": k, "group": f"z_{k % 3 * 5}", "return": 1.0 * k} for k in range(6)]
+    table = cells(evaluate.eval_table(rows))[2 + len(rows) :]
+    assert [line[1:] for line in table] == [
+        ["**z_0**", "**1.5**"],
+        ["**z_5**", "**2.5**"],
+        ["**z_10**", "**3.5**"],
+        ["", "**2.5**"],
+    ]
+
+
 def test_table_that_cannot_be_written(tmp_path, capsys):
     """It is printed, and the error is one sentence."""
     with pytest.raises(SystemExit, match="cannot write .*eval.md: .*Errno"):

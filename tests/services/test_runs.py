@@ -28,7 +28,7 @@ from helpers import (
     vector,
 )
 from helpers import command as command_line
-from processes import begun_earlier, train
+from processes import begun_earlier, newest, train
 from torch_geometric import nn as pyg
 
 from cleanrl_graph import load_policy, ppo_graph, services
@@ -67,6 +67,24 @@ def with_lives(env):
 
 
 gym.register("Steps-v0", Steps)
+
+
+def test_resumed_with_other_num_steps(tmp_path):
+    """The steps before are those that were made: charts and checkpoints go on from there, and as
+    many updates follow as fit into --total-timesteps."""
+    folder = train(tmp_path, env_id="Steps-v0", total_timesteps=120)  # 5 updates of 24
+    assert newest(tmp_path) == 120
+    begun_earlier(tmp_path)
+    more = dict(num_steps=20, total_timesteps=400)
+    train(tmp_path, env_id="Steps-v0", resume=str(folder), **more)
+    log = train_events(tmp_path)
+    steps = [step for step, _ in log["losses/value_loss"]]
+    assert steps == [24, 48, 72, 96, 120, 180, 240, 300, 360] and newest(tmp_path) == 360
+    assert [step for step, _ in log["charts/episodic_length"]] == steps
+    ends = [int(row["step"]) for row in episodes_of(folder)]
+    assert ends == [step for step in range(21, 361, 21) for _ in range(3)]
+    rates = [value for _, value in log["charts/learning_rate"]]
+    assert rates[5:] == pytest.approx([2.5e-4 * (1 - k / 6) for k in (2, 3, 4, 5)])
 
 
 # ---- Episodes that a wrapper ended ----
@@ -199,6 +217,21 @@ def test_versions_and_commit_of_a_run(tmp_path):
     assert runs.commit_of(str(script)) == head.strip()
     script.write_text("two")
     assert runs.commit_of(str(script)) == f"{head.strip()}-dirty"
+
+
+def test_metric_that_is_nan(tmp_path, monkeypatch, capsys):
+    """One that a copy of the script logs ends no run, and is said once."""
+    original = runs.Services.end_update
+
+    def with_metric(self, global_step, step, scalars, episodes):
+        scalars["charts/mine"] = float("nan")
+        original(self, global_step, step, scalars, episodes)
+
+    monkeypatch.setattr(runs.Services, "end_update", with_metric)
+    flags = dict(env_id="CartPole-v1", total_timesteps=96, run_dir=str(tmp_path))
+    services.run(ppo_graph, small_args(**flags))
+    said = capsys.readouterr().err
+    assert said.count("charts/mine is nan, and is logged as it is") == 1
 
 
 def test_objects_of_a_program(tmp_path, capsys):

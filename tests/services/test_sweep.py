@@ -72,6 +72,7 @@ def jobs_of(words):
 def test_choices_of_a_flag(words, expected, script):
     jobs, _ = jobs_of(f"{script} {words} --seeds 4")
     assert [" ".join(job.command[2:-6]) for job in jobs] == expected
+    assert not [word for job in jobs for word in job.command[2:-6] if " " in word]
     for job in jobs:
         assert job.command[:2] == [sys.executable, str(Path(script).absolute())]
         own = ["--seed", "4", "--resume", "auto", "--run-dir", str(job.folder)]
@@ -275,3 +276,22 @@ def test_nothing_to_plot(tmp_path, capsys):
         with pytest.raises(SystemExit, match="there is no run with an episode in"):
             plot.find([str(tmp_path)], 100)
         assert capsys.readouterr().err == err
+
+
+def test_bands(tmp_path, monkeypatch):
+    """Each panel has its curves against steps and seconds, with the deviation around the mean."""
+    from matplotlib.figure import Figure
+
+    saved = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **kwargs: saved.append(figure))
+    for seed in (1, 2):
+        made_run(tmp_path / str(seed), np.arange(5) * seed, seed=seed)
+    runs = plot.find([str(tmp_path)], 1)
+    curves = {("A", label): runs for label in ("one", "two")}
+    plot.draw(tmp_path / "a.png", curves, plot.around_mean, plot.Look("points"))
+    (figure,) = saved
+    assert len(figure.axes) == 2
+    for axis in figure.axes:
+        assert [line.get_ydata()[-1] for line in axis.lines[:2]] == [6, 6]  # mean of 4 and 8
+        band = axis.collections[0].get_datalim(axis.transData)
+        assert band.y1 == pytest.approx(6 + 8**0.5)

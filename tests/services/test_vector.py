@@ -300,15 +300,25 @@ def test_envpool(tmp_path):
     assert 480 - len(steps_of(done.folder)) <= num_steps < 480
 
 
-def make_choices(num_envs):
-    return SyncVectorEnv([partial(RandomEnv, "graph", head="nodes")] * num_envs)
+class LongMask(RandomEnv):
+    """Its mask has a row too many."""
+
+    def observe(self):
+        obs = super().observe()
+        return obs | {"action_mask": np.append(obs["action_mask"], np.int8(1))}
+
+
+def make_choices(num_envs, env=RandomEnv):
+    return SyncVectorEnv([partial(env, "graph", head="nodes")] * num_envs)
 
 
 def test_masks_of_ragged_rows_hold(tmp_path):
     """Each legal action of RandomEnv earns 1."""
     flags = dict(env_id=f"{__name__}:make_choices", vectorization_mode="vector_entry_point")
-    scalars = run(tmp_path, **flags).scalars
+    scalars = run(tmp_path / "right", **flags).scalars
     assert scalars["charts/episodic_return"] == scalars["charts/episodic_length"]
+    with pytest.raises(UsageError, match="leaf 'action_mask', step 0: .* rows where 'obs.nodes'"):
+        run(tmp_path / "wrong", env_kwargs={"env": LongMask}, **flags)
 
 
 class Legal(Walk):

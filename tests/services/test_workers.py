@@ -150,3 +150,15 @@ def test_global_generators():
         draws.append(rows[:, :, 2:])
         assert len(np.unique(rows[:, :, 1])) == 2
     assert np.array_equal(*draws) and len(np.unique(draws[0])) == 16
+
+
+def test_entries_that_differ_are_found_before_workers_start():
+    """An entry of --env-kwargs whose actions are others, also one whose environments are in another
+    worker."""
+
+    class Wide(Own):
+        action_space = spaces.Discrete(8)
+
+    with pytest.raises(UsageError, match="--env-kwargs: not all entries have the action space"):
+        with started([Own, Wide, Own, Wide], 4, env_kwargs=[{}, {}]):
+            pass

@@ -23,9 +23,11 @@ class Arena:
     possible_agents = ["archer_0", "archer_1", "knight_0", "knight_1"]
     metadata = {"render_modes": ["rgb_array"], "render_fps": 7, "name": "arena"}
 
-    def __init__(self, steps=(), first=None, render_mode=None, **spaces_of):
+    def __init__(self, steps=(), first=None, lists_agents=True, render_mode=None, **spaces_of):
         self.steps, self.render_mode, self.spaces_of = steps, render_mode, spaces_of
         self.names = list(self.possible_agents)
+        if not lists_agents:
+            self.possible_agents = None
         self.first = first or self.names
         self.seeds, self.actions, self.infos, self.episode = [], [], {}, 0
 
@@ -132,6 +134,15 @@ def test_agents_that_come_back():
     assert act(env, 0, 0, 0)[0]["node_ids"].tolist() == [1]
     assert act(env, 0)[0]["node_ids"].tolist() == [8, 1]
     assert env.reset()[0]["node_ids"].tolist() == [0, 1]
+
+
+def test_without_possible_agents():
+    """Ids count the agents as they appear."""
+    env = make(lists_agents=False, first=[K0, A0], steps=[([A0, K1], [K0], []), ([K0, A0], [], [])])
+    obs, _ = env.reset()
+    assert obs["node_ids"].tolist() == [0, 1] and obs["agents"][:, 1].tolist() == [2, 0]
+    assert act(env, 0, 0)[0]["node_ids"].tolist() == [1, 2]
+    assert act(env, 0, 0)[0]["node_ids"].tolist() == [3, 1]
 
 
 @pytest.mark.parametrize(

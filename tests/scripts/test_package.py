@@ -47,6 +47,7 @@ def test_alone_each_task_is_played(tmp_path, monkeypatch):
     monkeypatch.setattr(ppo_graph, "play", noted)
     flags = dict(env_id="cleanrl_graph.envs:Recall-v0", env_kwargs=[{"length": 3}, {"length": 6}])
     flags |= dict(total_timesteps=256, num_steps=64, eval_episodes=4, cuda=False)
+    flags |= dict(hidden_dims=(8,), update_epochs=1)
     ppo_graph.main(ppo_graph.Args(run_dir=str(tmp_path), **flags))
     (infos,) = played
     lengths = [info["episode"]["l"] for info in infos]

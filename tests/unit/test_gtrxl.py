@@ -103,17 +103,21 @@ def step_of(x, starts):
     return ppo_gtrxl.Step(flat_of(x), np.zeros(num, np.float32), np.array(starts), no, [], [])
 
 
-def walk(agent, x, starts, num_before=0):
+def walk(agent, x, starts, num_before=0, finals=None):
     """The steps x [T, B, D] one after the other. The last T - num_before of them are the rollout:
-    its outputs and the memory after it."""
+    its outputs and the memory after it. `finals` are the tokens (t, i) -> [D] that follow step t of
+    env i if it is truncated there."""
     memory = memory_of(agent, x.shape[1])
+    finals = finals or {}
     outputs = []
     for t in range(len(x)):
         if t in (0, num_before):
             memory.begin()
-        step = step_of(x[t], starts[t])
-        outputs.append(memory.act(step)[2])
-        memory.keep(step)
+        outputs.append(memory.act(step_of(x[t], starts[t]))[2])
+        cut = [(t, i) in finals for i in range(x.shape[1])]
+        last = [flat_of(finals[t, i][None]) for i in np.flatnonzero(cut)]
+        step = step_of(x[t], starts[t])  # its observations do not count here
+        memory.keep(step._replace(truncated=np.array(cut), finals=last))
     if num_before == len(x):
         memory.begin()
     return torch.stack(outputs)[num_before:], memory
@@ -334,6 +338,36 @@ def window(memory, envs=None):
         look_back(memory, envs)
     kv = encode.call_args.args[3]
     return kv[0].shape[3]
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    st.integers(0, 99),
+    st.integers(0, 20),
+    st.integers(1, 20),
+    st.sampled_from([0, 1, 5, 17, 1000]),
+    st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+)
+def test_values_equal_a_loop(seed, num_before, num_steps, memory_length, end_probability):
+    """What is valued in one batch when a rollout has ended, after its last actions and after any
+    others, is what another memory says that made the env's steps up to there and then that one."""
+    agent, num_envs, rng = Bare(seed, memory_length=memory_length), 3, np.random.default_rng(seed)
+    x, starts = history(seed, num_before, num_steps, num_envs, end_probability)
+    cut = np.sort(rng.permutation(num_steps * num_envs)[: int(rng.integers(6))])
+    tokens = torch.from_numpy(rng.standard_normal((num_envs + len(cut), 8)))
+    finals = {}
+    for k, token in zip(cut, tokens[num_envs:]):
+        t, i = divmod(int(k), num_envs)
+        finals[num_before + t, i] = token
+    _, memory = walk(agent, x, starts, num_before, finals)
+    values = memory.next_values(step_of(tokens[:num_envs], [False] * num_envs))
+    places = [(num_steps - 1, i) for i in range(num_envs)] + [divmod(int(k), num_envs) for k in cut]
+    assert len(values) == len(places)
+    for value, token, (t, i) in zip(values, tokens, places):
+        stop = num_before + t + 1
+        again = torch.cat([x[:stop, i : i + 1], token.view(1, 1, -1)])
+        outputs, _ = walk(agent, again, [*starts[:stop, i : i + 1], [False]])
+        torch.testing.assert_close(value, outputs[-1, 0], atol=1e-10, rtol=1e-10)
 
 
 # ---- What is remembered ----

@@ -267,13 +267,16 @@ CASES += [  # rollouts that are cut in time, for more minibatches than environme
     for name in ("framestack", "lstm_per_node", "gtrxl")
     for n in (1, 2)
 ]
-CASES += [
-    (name, kind, list(ACTIONS)[(3 * j + k) % len(ACTIONS)], {})
+CASES += [  # every other one is fast
+    pytest.param(
+        *(name, kind, list(ACTIONS)[(3 * j + k) % len(ACTIONS)], {}),
+        marks=[pytest.mark.slow] * ((j + k) % 2),
+    )
     for j, name in enumerate(("async", "aux", "compile"))
     for k, kind in enumerate(OBSERVATIONS)
 ]
 CASES += [("aux", "graph_edges", action, {"aux": "predict"}) for action in ("edge", "per_node")]
-CASES += [("agents", kind, action, {}) for kind in OBSERVATIONS for action in PER_NODE]
+CASES += [("agents", kind, PER_NODE[k % 2], {}) for k, kind in enumerate(OBSERVATIONS)]
 
 
 @pytest.mark.parametrize("name, observation, action, more", CASES)

@@ -1,4 +1,4 @@
-"""Action masks from info and other places: what is found, what they leave, their times, errors."""
+"""Action masks from info and other places: what is found, what they leave, and when."""
 
 import contextlib
 import importlib

@@ -1,5 +1,5 @@
 """Acting and learning at the same time (ppo_graph_async.py): its gradients are those of the papers,
-without lag it is ppo_graph.py, rollouts travel bit by bit, and both processes end together."""
+without lag it is ppo_graph.py, runs can be repeated, and both processes end together."""
 
 import copy
 import os
@@ -183,7 +183,7 @@ def test_no_lag_is_ppo_graph(tmp_path):
         assert values[0] == pytest.approx(values[1], rel=1e-4, abs=1e-5)
 
 
-# ---- What travels, and when ----
+# ---- Lag ----
 
 
 @pytest.mark.parametrize(

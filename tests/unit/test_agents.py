@@ -282,7 +282,7 @@ def test_ranks_with_other_numbers_of_agents(tmp_path):
     assert train_ranks(tmp_path, "ppo_graph_agents", env_id="Herd-v0", **flags) == [0, 0]
 
 
-# ---- Resumed, and used ----
+# ---- Crowds, and few agents ----
 
 
 def test_crowd():

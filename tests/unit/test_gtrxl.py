@@ -288,8 +288,6 @@ def test_gates_begin_near_the_identity():
 
 
 # ---- What is remembered ----
-
-
 def test_stored_entries():
     """One entry per step and layer: those of the rollout, and at most memory_length before it,
     whatever the length of the episodes; each is what the layer was given at that step. Keys and
@@ -370,7 +368,6 @@ def test_values_equal_a_loop(seed, num_before, num_steps, memory_length, end_pro
         torch.testing.assert_close(value, outputs[-1, 0], atol=1e-10, rtol=1e-10)
 
 
-# ---- What is remembered ----
 def test_whole_history():
     """A huge memory length costs what the longest episode so far needs, and equals its length."""
     x, starts = history(0, 50, 60, 2, 0.0)

@@ -105,6 +105,7 @@ def rows_of(envs, num_steps):
         is_step = np.broadcast_to(step.is_step, N)
         before = step
         step = envs.step([0] * N)
+        assert step.terminated[~is_step].all()  # so that a memory begins anew
         ends = iter(step.finals)
         for i in range(N):
             last = [x.tolist() for x in next(ends).values] if step.truncated[i] else None

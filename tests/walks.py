@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-import sys
 import threading
 import time
 
@@ -84,21 +83,12 @@ class Odd(Walk):
         if self.how == "load":
             raise KeyError("what is missing")
 
-    def reset(self, **kwargs):
-        obs, info = super().reset(**kwargs)
-        return obs + (self.is_copy and self.how == "reset"), info
-
     def step(self, action):
         obs, reward, terminated, truncated, info = super().step(action)
         self.num_left -= self.is_copy
         if self.is_copy and self.num_left == 0:
-            if self.how == "exception":
-                raise RuntimeError("I am lost")
+            obs = obs + (self.how == "observation")
             reward += self.how == "reward"
-            terminated ^= self.how == "terminated"
-            truncated ^= self.how == "truncated"
-            others = {"observation": obs + 1, "dtype": obs.view(np.int32)}
-            obs = others.get(self.how, obs)
         return obs, reward, terminated, truncated, info
 
 
@@ -107,37 +97,6 @@ class Lossy(Walk, gym.utils.EzPickle):
 
     def __init__(self):
         gym.utils.EzPickle.__init__(self)
-
-
-class Changing(Walk):
-    """Cannot be pickled from step 20 on."""
-
-    def step(self, action):
-        if self.t == 20:
-            self.rows = (row for row in range(3))
-        return super().step(action)
-
-
-shared_rng = np.random.default_rng(0)
-
-
-class OfAModule(Walk):
-    """Its generator belongs to the module, so that its copies share it."""
-
-    def draw(self):
-        return shared_rng.random()
-
-
-class Counted(Walk):
-    num_steps = num_loaded = 0
-
-    def __setstate__(self, state):
-        vars(self).update(state)
-        Counted.num_loaded += 1
-
-    def step(self, action):
-        Counted.num_steps += 1
-        return super().step(action)
 
 
 class Trusted(Odd):
@@ -171,41 +130,21 @@ class Faulty(gym.Env):
             if self.seeds:
                 with open(self.seeds, "a") as file:
                     file.write(f"{seed}\n")
-        self.strike("reset")
         self.left = self.length
         return self.observe(), {}
 
     def observe(self):
-        is_now = self.t == self.at and self.is_victim("nan observation")
-        return np.array([self.t, np.nan if is_now else 1], np.float32)
-
-    def is_victim(self, fault):
-        return self.fault == fault and self.first_seed == self.victim
-
-    def strike(self, fault):
-        if self.is_victim(fault) and self.t >= self.at:
-            if fault == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            if fault == "hang":
-                time.sleep(1000)
-            if fault == "exit":
-                sys.exit(0)
-            raise KeyError("the engine is on fire")
+        return np.array([self.t, 1], np.float32)
 
     def step(self, action):
         self.t, self.left = self.t + 1, self.left - 1
-        for fault in ("step", "kill", "hang", "exit"):
-            self.strike(fault)
-        reward = np.nan if self.t == self.at and self.is_victim("nan reward") else 1.0
-        return self.observe(), reward, False, self.left == 0, {}
-
-
-class Forgetful(Faulty, gym.utils.EzPickle):
-    """Its pickle is its arguments."""
-
-    def __init__(self, **kwargs):
-        gym.utils.EzPickle.__init__(self, **kwargs)
-        super().__init__(**kwargs)
+        if self.fault and self.first_seed == self.victim and self.t >= self.at:
+            if self.fault == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.fault == "hang":
+                time.sleep(1000)
+            raise KeyError("the engine is on fire")
+        return self.observe(), 1.0, False, self.left == 0, {}
 
 
 class NoPickle(Faulty):
@@ -227,5 +166,5 @@ class OnClass(Faulty):
         return np.array([self.t, OnClass.num_resets], np.float32)
 
 
-for name in ("Faulty", "Forgetful", "NoPickle", "OnClass"):
+for name in ("Faulty", "NoPickle", "OnClass"):
     gym.register(f"{name}-v0", entry_point=f"walks:{name}")

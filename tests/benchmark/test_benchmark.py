@@ -11,12 +11,9 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
-from functools import partial, partialmethod
 from pathlib import Path
-from types import SimpleNamespace
 
 import helpers
 import numpy as np
@@ -141,10 +138,7 @@ def test_hash_is_that_of_the_normalised_command():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="runs are killed with it on Linux only")
-@pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL]
-)
-def test_a_stopped_runner_goes_on_where_it_was(tmp_path, number):
+def test_a_stopped_runner_goes_on_where_it_was(tmp_path):
     """Stopped in its second run: the first is kept, no process lives on, the restart ends with the
     files of both."""
     body = """import pathlib
@@ -161,8 +155,8 @@ pathlib.Path(folder, "eval.csv").write_text("episode,return\\n0," + seed)"""
         start_new_session=True,
     )
     wait_for(lambda: list(tmp_path.glob("runs/t/*_s2_*/stderr.txt")))
-    os.kill(runner.pid, number)
-    assert runner.wait(60) == (sweep.INTERRUPTED if number == signal.SIGINT else -number)
+    runner.kill()
+    runner.wait(60)
     wait_for(lambda: not processes(tmp_path))
     wait_for(lambda: is_free(tmp_path / "runs/t"))
     assert [name[:15] for name in files_of(tmp_path)] == ["fake_default_s1"]
@@ -208,19 +202,14 @@ SMALL = "cleanrl_graph/x_mini.py --env-id m:E-v0 --env-kwargs 1"
 
 def test_runs_of_small_scripts(tmp_path, monkeypatch, capsys):
     """x_mini.py has no --run-dir: it runs in its own folder, finds what PYTHONPATH names from
-    here, leaves what other runs leave, and is checked like them. Where its losses are not those of
-    the table, the code of the run's commit decides: this machine may round otherwise."""
+    here, leaves what other runs leave, and is checked like them."""
     for name in ("cleanrl_graph", "benchmark"):
         (tmp_path / name).mkdir()
     (tmp_path / "benchmark" / "beside.py").touch()
     script = tmp_path / "cleanrl_graph" / "x_mini.py"
     script.write_text(MINI)
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
-    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "then"]):
-        subprocess.run([*git, *words], check=True)
-    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
     monkeypatch.setattr(run, "ROOT", tmp_path)
-    monkeypatch.setattr(tables, "commit", lambda: head.stdout.strip())
+    monkeypatch.setattr(tables, "commit", lambda: "c0ffee")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", "benchmark")
     args = arguments(Path("."), [f"x={SMALL}"], seeds=(1,))
@@ -235,14 +224,6 @@ def test_runs_of_small_scripts(tmp_path, monkeypatch, capsys):
     assert list((tmp_path / "runs/t" / name / "runs").rglob("events.out.tfevents.*"))
     script.write_text(MINI.replace("factor *", "2 * factor *"))
     assert "policy_loss of update 1: 16 then, 32 now" in checked(args, tmp_path, capsys)[0]
-    script.write_text(MINI)
-    settings["fingerprint"] = dict.fromkeys(fingerprint.LOSSES, [1, 2])
-    (tmp_path / "results/t/runs").mkdir()
-    (tmp_path / "results/t/runs" / f"{name}.json").write_text(json.dumps(settings))
-    out, error = checked(args, tmp_path, capsys)
-    assert out == "" and "not checked" not in error
-    assert not list(tmp_path.glob("runs/E-v0*"))  # the checks ran in folders of their own
-    assert not (tmp_path / ".git" / "worktrees").exists()
 
 
 def test_a_failed_run_is_recorded_and_the_others_go_on(tmp_path, capsys):
@@ -346,15 +327,6 @@ def checked(finished, root, capsys):
     return out, error
 
 
-def test_the_package_is_that_of_the_checkout(finished, tmp_path, capsys):
-    """Even where another one is installed."""
-    ignored = shutil.ignore_patterns("__pycache__", "runs")
-    shutil.copytree(ROOT / "cleanrl_graph", tmp_path / "cleanrl_graph", ignore=ignored)
-    runs = tmp_path / "cleanrl_graph" / "services" / "runs.py"
-    runs.write_text(runs.read_text() + '\nraise SystemExit("not the installed one")\n')
-    assert "now: not the installed one" in checked(finished, tmp_path, capsys)[0]
-
-
 RENAMED = [  # flags of then, and of now
     ("--seed 1 --norm-vloss", "--seed 1 --norm-vloss 1"),
     ("--norm-vloss 0.01", "--norm-vloss 0.01"),
@@ -372,41 +344,6 @@ def test_flags_that_were_renamed(tmp_path):
         assert fingerprint.as_now(then.split(), script) == now.split()
         assert parses(["ppo_graph", *now.split()])
         assert fingerprint.as_now(then.split(), of_then) == then.split()
-
-
-def test_what_is_not_checked_is_named(finished, tmp_path, capsys):
-    """A missing package, a file in runs/, a run without a fingerprint. Not named: peers, failures,
-    what trains nothing, larger seeds of the same commit. A refused flag is a change."""
-    (settings,) = tables.finished(Path(finished.results, "t")).values()
-    script = "python cleanrl_graph/ppo_graph.py"
-    nowhere = f"{script} --env-id nowhere:No-v0 --run-dir {tmp_path}"
-    runs = {
-        "package": {"command": f"{nowhere} --seed 1"},
-        "larger": {"command": f"{nowhere} --seed 2", "seed": 2},
-        "file": {"command": f"{script} --load-model runs/no.pt --seed 1"},
-        "old": {"command": f"{script} --seed 1"},
-        "flag": {"command": f"{script} --no-such-flag 3 --seed 1"},
-        "peer": {"command": "python benchmark/peers/plain_ppo_lstm.py --seed 1"},
-        "failed": {"command": f"{script} --seed 3", "exit_code": 1},
-        "nothing": {"command": f"{script} --total-timesteps 0 --seed 1", "fingerprint": None},
-    }
-    folder = tmp_path / "results" / "u" / "runs"
-    folder.mkdir(parents=True)
-    for name, changes in runs.items():
-        new = settings | changes
-        if name == "old":
-            del new["fingerprint"]
-        (folder / f"{name}.json").write_text(json.dumps(new))
-    args = dataclasses.replace(finished, results=str(tmp_path / "results"))
-    out, error = checked(args, ROOT, capsys)
-    at = f"u, {settings['commit'][:7]}: "
-    assert out.startswith(f"{at}{runs['flag']['command']}\n    now: ") and "--no-such-flag" in out
-    lines = [line for line in error.split("\n") if "not checked" in line]
-    assert sorted(line[line.index("not checked") :] for line in lines) == [
-        f"not checked, no fingerprint: {at}{runs['old']['command']}",
-        *(f"not checked: {at}{runs[name]['command']}" for name in ("package", "file")),
-    ]
-    assert "No module named 'nowhere'" in error and "there is no file runs/no.pt" in error
 
 
 # ---- tables.py ----
@@ -440,29 +377,6 @@ def test_files_of_runs_become_two(results):
     assert tables.runs_of(table)["p_1"] == {"exit_code": 0, "seed": 5}
     assert tables.curves_of(table)["p_1"] == [{"step": "7"}]
     assert (table / "runs" / "q_1.csv").exists() and len(tables.runs_of(table)) == len(settings)
-
-
-@pytest.mark.parametrize("number", range(1, 9))
-def test_an_interrupted_pack_loses_nothing(results, monkeypatch, number):
-    """It ends at its n-th change of a file; the runs are read as before, and packed by the next."""
-    table = results / "t"
-    before, changes = (tables.runs_of(table), tables.curves_of(table)), []
-
-    def counted(function, *args, **kwargs):
-        changes.append(function)
-        if len(changes) == number:
-            raise KeyboardInterrupt
-        return function(*args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", partial(counted, os.replace))
-        patch.setattr(Path, "unlink", partialmethod(partial(counted, Path.unlink)))
-        with pytest.raises(KeyboardInterrupt):
-            tables.pack(table)
-    for _ in range(2):
-        assert (tables.runs_of(table), tables.curves_of(table)) == before
-        tables.pack(table)
-    assert sorted(path.name for path in table.iterdir()) == ["curves.csv.gz", "runs.csv"]
 
 
 # ---- report.py ----
@@ -584,28 +498,6 @@ def test_pattern_without_runs(results, monkeypatch):
         report.load_all(dataclasses.replace(anew, table="t", systems=("ours_B*",)))
 
 
-def test_commit_of_changed_scripts(monkeypatch):
-    said = {"rev-parse": "0123456789", "status": " M cleanrl_graph/ppo_graph.py"}
-    monkeypatch.setattr(tables, "output", lambda *words: said[words[1]])
-    assert tables.commit(4) == "0123-dirty"
-    said["status"] = ""
-    assert tables.commit(4) == "0123"
-
-
-def test_an_id_counts_where_the_worst_of_its_runs_does():
-    rows = [{"id": "A", "outcome": each} for each in (zoo.TRAINS, zoo.REFUSED, zoo.WITH_FLAG)]
-    assert zoo.outcomes_of(rows) == {"A": zoo.REFUSED}
-
-
-def test_budget_of_runs():
-    """What stands beside our rows."""
-    runs = [{"steps": 499_712, "duration": 624}, {"steps": 499_712, "duration": 660}]
-    assert tables.budget(runs, "decisions") == "500k decisions, 10 to 11 min, 1 core"
-    runs.append({"steps": 1_196_032, "duration": 660})
-    assert tables.budget(runs, "steps", 2) == "500k to 1.2M steps, 10 to 11 min, 2 cores"
-    assert tables.budget(iter([]), "steps") == ""
-
-
 @pytest.mark.parametrize(
     "module, table", [(job_shop, "job_shop"), (flexible_job_shop, "flexible_job_shop_suites")]
 )
@@ -652,16 +544,8 @@ def test_schedules_go_on(tmp_path):
         costs = list(map(int, row["costs"].split()))
         assert len(costs) == 2 and costs[0] == cost and row["samples"] == "-1"
         assert min(costs) == int(row["cost"])
-    cold = play(samples=[5], temperature=1e-6)  # so cold that samples are greedy
-    pairs = [row["costs"].split() for row in both]
-    assert [row["costs"].split() for row in cold] == [[a, b, a, b, a] for a, b in pairs]
-    assert {row["temperature"] for row in cold} == {"1e-06"}
-    for changes, sentence in [
-        (dict(suites=["taillard"]), "JobShop-v0 has"),
-        (dict(samples=[5], temperature=0.0), "temperature must be above 0"),
-    ]:
-        with pytest.raises(SystemExit, match=sentence):
-            play(**changes)
+    with pytest.raises(SystemExit, match="JobShop-v0 has"):
+        play(suites=["taillard"])
 
 
 def test_reversed_instances():
@@ -694,96 +578,15 @@ def test_a_model_of_job_shops(tmp_path):
     """The trained model that the repository holds finds what its rows say, but for another
     machine's rounding."""
     folder = BENCHMARK / "results" / "job_shop"
-    flags = dict(name="quick", seed=1, suites=["la"], max_instances=4, results=str(tmp_path))
+    flags = dict(name="quick", seed=1, suites=["la"], max_instances=2, results=str(tmp_path))
     schedules.main(schedules.Args(model=str(folder / "quick_s1.pt"), **flags))
     rows, known = (tables.read(path / "schedules.csv") for path in (tmp_path, folder))
     known = {schedules.key_of(row): float(row["cost"]) for row in known}
     ratios = [float(row["cost"]) / known[schedules.key_of(row)] for row in rows]
-    assert len(ratios) == 4 and abs(np.mean(ratios) - 1) < 0.02
-
-
-def test_gaps_of_job_shops(tmp_path, monkeypatch):
-    """Groups that were played as a whole have a mean over instances and seeds; the best of 16 among
-    32 is the mean of two; the solver, the rules and the published rows stand beside them."""
-    best = lambda name: job_shop.job_shop.load_instance(name)[2]
-    spt = lambda name, dispatch: {"SPT": 1.5 * best(name)}
-    monkeypatch.setattr(job_shop.job_shop, "rule_makespans", spt)
-    monkeypatch.setattr(job_shop, "plot", lambda *args: None)
-    rows = []
-
-    def add(seed, suite, samples, costs, temperature=1.0, names=None):
-        """Rows of a suite, whose samples cost so many times the best known makespan."""
-        for name in names or job_shop.SUITES[suite]:
-            row = {"name": "quick", "seed": seed, "suite": suite, "instance": name}
-            row |= {"samples": samples, "temperature": temperature, "seconds": 2.0}
-            row |= {"commit": "c", "cpu": "C", "best_known": best(name)}
-            own = [best(name) * cost for cost in costs]
-            rows.append(row | {"cost": min(own), "costs": " ".join(map(str, own))})
-
-    folder = tmp_path / "job_shop"
-    folder.mkdir()
-    shutil.copy(BENCHMARK / "results" / "job_shop" / "published.csv", folder)
-    args = job_shop.Args(results=str(tmp_path))
-    with pytest.raises(SystemExit, match="no instance has been played"):
-        job_shop.main(args)
-    for seed in (1, 2):
-        add(seed, "ta15x15", 0, [1 + seed / 10])
-    add(1, "ta15x15", 32, [1.1] * 16 + [1.2] * 15 + [1.3])
-    add(1, "ta15x15", 16, [1.02] * 16, 0.5)
-    add(1, "ta15x15", -1, [1.3, 1.05])
-    add(1, "ta30x15", 0, [1], names=job_shop.SUITES["ta30x15"][:9])  # not all
-    for name, instance in schedules.instances_of("flow3x2").items():
-        env = job_shop.job_shop.JobShopEnv(instance=instance)
-        env.reset()
-        for seed in (1, 2):
-            own = {"suite": "flow3x2", "instance": name, "cost": env.bound * seed}
-            rows.append(rows[0] | own | {"seed": seed, "costs": str(own["cost"])})
-    lone = {"suite": "l2d6x6", "instance": "l2d6x6-00", "cost": 543, "costs": "543"}
-    rows.append(rows[0] | lone)  # of a hundred
-    tables.write(folder / "schedules.csv", tables.text_of(rows))
-    job_shop.main(args)
-    text = (folder / "table.md").read_text()
-    for line in [
-        "| 15x15 | 15.0 | 5.0 | 24.4 |",
-        "| **ours, quick, greedy in both directions, mean of 1 seed** | 5.0 |",
-        "| **ours, quick, greedy, mean of 2 seeds** | 15.0 |  |",
-        "| SPT, nondelay | 50.0 | 50.0 |",
-        "| **ours, quick, best of 16, mean of 1 seed** | 15.0 |  |",
-        "| **ours, quick, best of 16 at temperature 0.5, mean of 1 seed** | 2.0 |  |",
-        "| SPN best of 128 [a] | 7.3 | 9.3 |",
-        "| SPN best of 128 [a] | 13.1 |",
-        "| quick, greedy | 2 | 2 |",
-        "| flow3x2 | 50.0 | ",
-    ]:
-        assert line in text, line
-    assert "543" not in text
-    found = [row["ta15x15"] + row["ta30x15"] for row in tables.read(folder / "table.csv")]
-    assert found == ["10.000", "20.000", "5.000", "2.000", "15.000"]
+    assert len(ratios) == 2 and abs(np.mean(ratios) - 1) < 0.02
 
 
 # ---- cp_sat.py ----
-def test_cp_sat_goes_on(tmp_path, monkeypatch):
-    """What the csv holds is not solved again; an instance without a solution has no makespan."""
-    solved = []
-
-    def solve(jobs, num_machines, seconds, workers):
-        solved.append((len(jobs), num_machines, seconds))
-        row = {"status": "FEASIBLE", "bound": 1, "wall_time": 1.0, "schedule": []}
-        return row | {"makespan": 60 if seconds > 1 else None}
-
-    monkeypatch.setattr(cp_sat, "solve", solve)
-    monkeypatch.setitem(sys.modules, "ortools", SimpleNamespace(__version__="9"))
-    args = cp_sat.Args(suites=["mk"], max_instances=2, results=str(tmp_path))
-    cp_sat.main(args)
-    assert solved == [(10, 6, 1), (10, 6, 1), (10, 6, 10), (10, 6, 10)]
-    rows = tables.read(tmp_path / "FlexibleJobShop-v0.csv")
-    found = [(row["instance"], row["seconds"], row["makespan"], row["best_known"]) for row in rows]
-    assert found[:2] == [("mk01", "1.0", "", "40"), ("mk02", "1.0", "", "26")]
-    assert found[2:] == [("mk01", "10.0", "60", "40"), ("mk02", "10.0", "60", "26")]
-    cp_sat.main(dataclasses.replace(args, max_instances=3))
-    assert solved[4:] == [(15, 8, 1), (15, 8, 10)]
-    with pytest.raises(SystemExit, match="--suites la: FlexibleJobShop-v0 has"):
-        cp_sat.main(dataclasses.replace(args, suites=["la"]))
 
 
 def test_cp_sat_solves():
@@ -979,15 +782,21 @@ MAKERS = {
     "graph_context": graph_context,
     "routes": routes,
     "vertex_cover": vertex_cover,
+    "job_shop": job_shop,
 }
+SLOW = ("job_shop",)  # plays the rules of all instances
 
 
-@pytest.mark.parametrize("name", MAKERS)
-def test_committed_tables_of_their_own_makers(name, tmp_path):
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=[pytest.mark.slow] * (x in SLOW)) for x in MAKERS]
+)
+def test_committed_tables_of_their_own_makers(name, tmp_path, monkeypatch):
     """Each is what its maker writes from the committed runs; without any it says so."""
     module, committed = MAKERS[name], BENCHMARK / "results"
     flags = {"plot": False} if name in ("routes", "vertex_cover") else {}
     args = module.Args(results=str(tmp_path), **flags)
+    if name == "job_shop":
+        monkeypatch.setattr(module, "plot", lambda *args: None)
     if name != "dag_schedule":
         with pytest.raises(SystemExit, match="has been played|has run"):
             module.main(args)
@@ -1160,25 +969,3 @@ def test_scores_are_played_once(short_suites, tmp_path, monkeypatch):
     monkeypatch.setattr(scores, "score", lambda *args: pytest.fail("played again"))
     scores.main(args)
     assert scores.read(tmp_path / "scores.csv") == rows
-
-
-def test_raw_data(tmp_path):
-    """Means of methods, and the length of their episodes."""
-
-    def write(kind, system, metrics):
-        rows = [{"env_grid_search": {"num_agents": 8}, "metrics": own} for own in metrics]
-        rows.append({"env_grid_search": {"num_agents": 9}, "metrics": metrics[0]})
-        path = tmp_path / kind / raw_data.FOLDERS["random"] / f"{system}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(rows))
-
-    for system, own in {"RHCR": [0.5, 0.25], "IQL": [0.5, 3 / 256]}.items():
-        write("raw_data_LMAPF", system, [{"avg_throughput": value} for value in own])
-    write("raw_data_MAPF", "LaCAM", [{"CSR": 1.0, "ISR": 0.5}, {"CSR": 0.0, "ISR": 0.5}])
-    raw_data.main(raw_data.Args(str(tmp_path), str(tmp_path)))
-    expected = """system,suite,tasks,steps,throughput,success,arrived
-IQL,random_8,2,256,0.2559,,
-RHCR,random_8,2,128,0.375,,
-LaCAM,one_shot_random_8,2,,,0.5,0.5
-"""
-    assert (tmp_path / "theirs.csv").read_text() == expected

@@ -44,23 +44,16 @@ ENVS += [
     ("LastGraphs-v0", {}),
     ("LastGraphs-v0", {"window": 5, "episode_length": 3, "max_episode_steps": 2}),
     ("LastGraphs-v0", {"edges_per_node": 0}),
-    ("Courier-v0", {}),
     ("Courier-v0", {"num_houses": 6, "num_chords": 1, "num_steps": 3}),
-    ("GraphExplore-v0", {}),
     ("GraphExplore-v0", EXPLORE | {"task": "find", "num_colours": 5}),
     ("GraphExplore-v0", {"num_nodes": (3, 4), "episode_length": 7, "radius_degree": 0.0}),
-    ("JobShop-v0", {}),
     ("JobShop-v0", {"dispatch": "nondelay", "skip_forced": False} | IN_TIME),
     ("JobShop-v0", {"jobs": (3, 6), "machines": (3, 5), "machine_edges": "clique"}),
     ("JobShop-v0", {"instance": "ft06"}),
     ("FlexibleJobShop-v0", {"jobs": (2, 6), "machines": (2, 4), "window": 3}),
     ("DagSchedule-v0", {"num_jobs": 4, "num_executors": 5, "sizes": (2,), "load": 1.0}),
-    ("VertexCover-v0", {}),
-    ("TSP-v0", {}),
     ("TSP-v0", {"cities": (2, 9)}),
-    ("TSPInsert-v0", {}),
     ("TSPInsert-v0", {"cities": (2, 3, 9)}),
-    ("CVRP-v0", {}),
     ("CVRP-v0", {"customers": (1, 9)}),
     ("CVRPSavings-v0", {"customers": (2, 9)}),
     ("Crowd-v0", {}),
@@ -131,23 +124,23 @@ NUM_STEPS = {"PoissonGraph-v0": 300, "BestOfSet-v0": 300, "MatchGoal-v0": 300}  
 def test_seeds_and_copies(env_id, kwargs):
     """A seed fixes everything, whatever came before it; another one is another episode. A pickled
     copy goes on as the original, before the first reset, in the middle of an episode, and after
-    ends of episodes and of blocks of observations; that it goes on does not touch the original.
+    ends of episodes and of blocks of observations.
     They are small: Pogema's lack the map's costs."""
     used, fresh = make(env_id, **kwargs), make(env_id, **kwargs)
     unused = cloudpickle.loads(cloudpickle.dumps(fresh))
-    trace(used, used.reset(seed=1)[0], 37)
-    first = trace(used, used.reset(seed=7)[0], 120)[0]
-    assert first == trace(unused, unused.reset(seed=7)[0], 120)[0]
-    assert first == trace(fresh, fresh.reset(seed=7)[0], 120)[0]
-    other = trace(fresh, fresh.reset(seed=8)[0], 120)[0]
+    trace(used, used.reset(seed=1)[0], 23)
+    first = trace(used, used.reset(seed=7)[0], 60)[0]
+    assert first == trace(unused, unused.reset(seed=7)[0], 60)[0]
+    assert first == trace(fresh, fresh.reset(seed=7)[0], 60)[0]
+    other = trace(fresh, fresh.reset(seed=8)[0], 60)[0]
     assert (first == other) == ("instance" in kwargs)
-    for num_steps in (5, NUM_STEPS.get(env_id, 60)):
+    for num_steps in (5, NUM_STEPS.get(env_id, 30)):
         observation = trace(fresh, fresh.reset(seed=1)[0], num_steps)[1]
         saved = cloudpickle.dumps(fresh)
         assert len(saved) < (60_000 if env_id == "Pogema-v0" else 600_000)
-        each = (cloudpickle.loads(saved), fresh, cloudpickle.loads(saved))
-        rows = [trace(env, observation, 40)[0] for env in each]
-        assert rows[0] == rows[1] == rows[2]
+        each = (cloudpickle.loads(saved), fresh)
+        rows = [trace(env, observation, 25)[0] for env in each]
+        assert rows[0] == rows[1]
 
 
 @pytest.mark.parametrize("env_id, kwargs", FIXED)
@@ -199,36 +192,25 @@ def test_pictures(env_id, kwargs, shape, num_colours):
 
 
 WRONG = [  # arguments, and what the sentence says
-    ("PoissonGraph-v0", {"weights": (0.5, 0.5)}, "sum to 1"),
     ("PoissonGraph-v0", {"declared_max": 10}, "below max_nodes"),
     ("BestOfSet-v0", {"key": "items"}, "avail_actions"),
-    ("PairNodes-v0", {"num_pairs": 9}, "num_colours"),
-    ("StatelessCartPole-v1", {"render_mode": "ansi"}, "render_mode"),
     ("Recall-v0", {"num_cues": 1}, "num_cues 1"),
-    ("TMaze-v0", {"length": 0}, "length 0"),
     ("LastGraphs-v0", {"window": 6}, "window 6"),
     ("Courier-v0", {"num_chords": 6}, "num_chords 6"),
     ("GraphExplore-v0", {"task": "return"}, "task is 'return'"),
-    ("GraphExplore-v0", {"task": "find", "num_nodes": (4, 9), "num_colours": 4}, "num_colours 4"),
     ("JobShop-v0", {"instance": "la99"}, "Unknown job-shop instance 'la99'"),
     ("JobShop-v0", {"instance": {"times": [[1, 2]], "machines": [[0, 0]]}}, "Job 0 must visit"),
-    ("JobShop-v0", {"dispatch": "fifo"}, "dispatch must be one of"),
     ("FlexibleJobShop-v0", {"instance": "mk99"}, "Unknown flexible job-shop instance 'mk99'"),
     (
         "FlexibleJobShop-v0",
         {"instance": {"times": [[1, 2], [0, 0]], "operations": [2]}},
         "Operation 1 has no machine",
     ),
-    ("DagSchedule-v0", {"num_executors": 2.5}, "num_executors must be a whole number"),
     ("DagSchedule-v0", {"jobs": [([1, 2], [1.0, 1.0], [(1, 0)])]}, "Job 0: each edge"),
     ("VertexCover-v0", {"nodes": (20,), "instance": 100}, "below 100"),
     ("TSP-v0", {"cities": (1, 20)}, "cities must be numbers of at least 2"),
-    ("TSP-v0", {"instance": 10000}, "below 10000"),
-    ("TSP-v0", {"cities": (20, 50), "instance": 3}, "with one size"),
     ("CVRP-v0", {"customers": ()}, "customers must be numbers of at least 1"),
-    ("Pogema-v0", {"map": "maze"}, "map must be one of"),
     ("Pogema-v0", {"map": "@#$\n"}, "a way from each start"),
-    ("Pogema-v0", {"map": "........\n", "num_robots": 5}, "no room for 5 robots"),
 ]
 
 

@@ -113,7 +113,7 @@ def check_observation(env, observation):
     assert counts.tolist() == [num_links, num_links, num_stages, num_stages]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     num_jobs=st.integers(1, 6),
     num_executors=st.integers(1, 20),

@@ -206,23 +206,6 @@ def test_choice_among_types():
     assert obs["strike"].tolist() == obs["Guard"].tolist()
 
 
-def test_single_entities():
-    """One that acts has a Discrete action; with `actors` it is a row."""
-    picks = {"actor_ids": ["c"], "actee_types": ["Tree", "Worker"]}
-    one = Mask(actor_ids=["c"])
-    single = type("Single", (Village,), {"observe": lambda self: with_move(self, one)})
-    env = make(single, picks=picks, guards=1)
-    assert env.action_space["move"].n == 3 and "actors" not in env.observation_space.keys()
-    env = make(single, picks=picks, guards=1, actors={"move": ["Chief"]})
-    assert first(env)["action_mask"]["Chief"]["move"].tolist() == [[1, 1, 1]]
-
-
-def with_move(env, mask):
-    obs = Village.observe(env)
-    obs.actions["move"] = mask if env.t == 0 else Mask(actor_types=["Worker"])
-    return obs
-
-
 def test_hidden():
     """The policy does not see what is not visible; who asks for it has it as "hidden"."""
     visible = {"Tree": [True, False]}
@@ -265,7 +248,6 @@ def test_chance():
     [
         ({"name": "Villag"}, r"name is 'Villag'; \[.*\] or module:Class is needed"),
         ({"name": "villages:Village"}, "there is no module villages"),
-        ({"actors": {"walk": []}}, "there is no action 'walk', there are"),
         ({"actees": {"pick": ["Tree"]}}, "action 'pick': entity 'w0' is not in the set 'Tree'"),
     ],
 )

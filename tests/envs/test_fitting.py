@@ -70,8 +70,8 @@ def test_words():
 
 def test_order_of_words_is_learned(tmp_path):
     """A trained policy reads the text that an environment without the wrapper shows, too."""
-    flags = dict(num_envs=8, num_steps=16, total_timesteps=8192, learning_rate=3e-3, gnn_dim=16)
-    flags |= dict(num_workers=2, save_model=True, eval_episodes=20)
+    flags = dict(num_envs=8, num_steps=16, total_timesteps=5120, learning_rate=4e-3, gnn_dim=16)
+    flags |= dict(save_model=True, eval_episodes=20)
     result = run(tmp_path, env_id="Mission-v0", **flags)
     assert np.mean([row["return"] for row in result.rows]) == 1
     assert result.scalars["charts/rows/deep.0.mission"][0][1] == 4
@@ -89,17 +89,6 @@ def test_what_is_said(capsys):
         make_envs([lambda: fitting.fit(Mission())])
     line = "reads 'deep.0.mission' as words: a set with a row for each"
     assert capsys.readouterr().err.splitlines() == [line]
-
-
-def test_other_forms_are_named():
-    """What is no text, or no dict, is left to the checks."""
-    space = spaces.Dict(a=spaces.Text(4), b=vector(1))
-    good = {"a": "x y", "b": np.zeros(1)}
-    for bad in (None, good | {"a": 3}, {"a": "x"}):
-        envs = make_envs([lambda bad=bad: fitting.fit(ListEnv(space, [good, bad]))])
-        envs.reset(0)
-        with pytest.raises(ValueError, match="env 0, leaf '[ab]', step 1: "):
-            envs.step([0])
 
 
 # ---- Integer Boxes ----
@@ -197,24 +186,14 @@ def test_graph_of_networkx():
     assert found.edges is None and to_graph_instance(networkx.Graph()).nodes is None
 
 
-@pytest.mark.parametrize(
-    "customer, words",
-    [
-        ({"demand": 2.0}, "node 'depot' has no attribute 'demand', node 'customer'"),
-        ({}, "node 'customer' has no attribute 'supply', node 'depot'"),
-        ({"supply": [1.0, 2.0]}, "'supply' of node 'customer': 2 numbers, of node 'depot'"),
-    ],
-)
-def test_unlike_attributes_of_networkx(customer, words):
-    """A column has one meaning: what lacks an attribute, or has another shape of it, is named."""
+def test_unlike_attributes_of_networkx():
+    """A column has one meaning: what lacks an attribute is named."""
     graph = networkx.Graph()
     graph.add_node("depot", supply=9.0)
-    graph.add_node("customer", **customer)
+    graph.add_node("customer", demand=2.0)
+    words = "node 'depot' has no attribute 'demand', node 'customer'"
     with pytest.raises(ValueError, match=words):
         to_graph_instance(graph)
-    arrows = networkx.DiGraph([(0, 1, {"weight": 1.0}), (1, 0, {"length": 2.0})])
-    with pytest.raises(ValueError, match="edge 0 to 1 has no attribute 'length', edge 1 to 0 has"):
-        to_graph_instance(arrows)
 
 
 @pytest.mark.parametrize("wrong", [networkx.Graph(), HeteroData()])

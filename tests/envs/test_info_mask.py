@@ -1,9 +1,8 @@
-"""Action masks from info and other places: what is found, what they leave, their times, errors."""
+"""Action masks from info and other places: what is found, what they leave, and when."""
 
 import contextlib
 import importlib
 import re
-from functools import partial
 
 import cloudpickle
 import gymnasium as gym
@@ -121,7 +120,6 @@ def test_masks_of_bits_and_of_pairs(name, truncated):
     [
         (lambda: A, "the mask of actions is the method legal_moves(), 3 entries"),
         (lambda: A / 2, "the method legal_moves() is [0.5"),
-        (lambda player: A, "1 required positional argument: 'player'"),
     ],
 )
 def test_a_method_is_never_ignored(method, note):
@@ -131,11 +129,8 @@ def test_a_method_is_never_ignored(method, note):
     env = find_mask(wrap_all(env, ()))
     assert note in env.mask_note
     assert isinstance(env, InfoActionMask) == note.endswith("3 entries")
-    assert not isinstance(env, InfoActionMask) or env.reset()[0]["action_mask"].tolist() == [
-        1,
-        0,
-        1,
-    ]
+    if isinstance(env, InfoActionMask):
+        assert env.reset()[0]["action_mask"].tolist() == [1, 0, 1]
 
 
 def test_masks_of_taxi(tmp_path):
@@ -177,37 +172,6 @@ def test_masks_belong_to_their_observations(truncated):
     assert finals == rows(3, 7) * truncated
 
 
-DECLARED = r"where dtype int8, shape \({},\) is declared"
-FAULTS = {  # first mask, that of step 2, what the error says of it
-    "too few parts": ((A, B), (A,), rf"dtype int8, shape \(3,\) {DECLARED.format(5)}"),
-    "missing": (A, "no", "cannot be read: KeyError: 'action_mask'"),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_faults_are_named(fault):
-    """Env, leaf, step and value."""
-    mask, wrong, sentence = FAULTS[fault]
-    action_space = PAIR if isinstance(mask, tuple) else D(3)
-    makers = [partial(wrapped, own, action_space) for own in ([mask], [mask, mask, wrong])]
-    with contextlib.closing(make_envs(makers, 2)) as envs:
-        envs.reset(0)
-        envs.step([0, 0])
-        with pytest.raises(UsageErrors, match="^env 1, leaf 'action_mask', step 2: " + sentence):
-            envs.step([0, 0])
-
-
-gym.register("Masked-v0", entry_point=Masked)
-
-
-def test_masks_that_come_late(tmp_path):
-    """Those that the first reset does not have are an error and are not ignored."""
-    masks = {"masks": ["no", "no", "no", [1, 0, 1]]}  # the first two are those of two resets
-    words = "env 0, step 2: info has an action_mask, the first reset"
-    with pytest.raises(UsageErrors, match=words):
-        run(tmp_path, env_id="Masked-v0", env_kwargs=masks)
-
-
 class Elsewhere(gym.Env):
     """One of 6 actions, from `start` on, is allowed and earns 1."""
 
@@ -230,7 +194,6 @@ class Elsewhere(gym.Env):
             "indices": [self.allowed],
             "keys": {self.allowed: None},
             "short": self.mask[:5],
-            "halves": self.mask / 2,
         }[self.form]
         x = np.zeros(1, np.float32)
         obs = {"x": x, self.name: shown} if self.place == "obs" else x
@@ -294,7 +257,6 @@ def services_envs(kwargs, workers=0):
             dict(place="info", name="mask", form="short"),
             r"info\['mask'\] has 5 entries, Discrete\(6\) has 6 options",
         ),
-        (dict(place="info", name="action_masks", form="halves"), "not 0 or 1 for each of the 6"),
         (dict(place="obs", name="visited_mask"), "'visited_mask' is another one by its name"),
         (
             dict(place="info", name="mask", late=True),
@@ -313,20 +275,12 @@ def test_masks_that_are_not_used(kwargs, reason, capfd):
     assert err.count("\n") == 1 and re.match("not used as a mask of actions: .*" + reason, err)
 
 
-@pytest.mark.parametrize(
-    "legal, problem",
-    [
-        ([2, 6], "6 is listed as a legal action of Disc"),
-        # The first one was a list by chance, such as [0, 1] of two actions
-        ([1, 1, 0, 0, 1, 1], "one of them twice: a mask of 0 and 1 is named action_mask"),
-    ],
-)
-def test_a_list_of_actions_that_is_none(legal, problem):
+def test_a_list_of_actions_that_is_none():
     """It is named, with env and step."""
     envs = services_envs(dict(place="info", name="legal_actions", form="indices"))
     envs.reset(0)
-    envs.envs[1].unwrapped.observe = lambda: (np.zeros(1, np.float32), {"legal_actions": legal})
-    with pytest.raises(UsageErrors, match=f"env 1, step 1, .*{problem}"):
+    envs.envs[1].unwrapped.observe = lambda: (np.zeros(1, np.float32), {"legal_actions": [2, 6]})
+    with pytest.raises(UsageErrors, match="env 1, step 1, .*6 is listed as a legal action of Disc"):
         envs.step([0, 0, 0])
 
 

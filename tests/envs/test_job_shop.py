@@ -221,7 +221,7 @@ def check_graph(env, observation):
         assert counts[2] + counts[3] == (per_machine * (per_machine - 1)).sum()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     jobs=st.integers(1, 7),
     machines=st.integers(1, 6),
@@ -426,7 +426,7 @@ def check_flexible_graph(env, observation):
     return [(ops[a][0], machines[b - len(ops)]) for a, b in links[mask == 1].tolist()]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     jobs=st.integers(1, 6),
     machines=st.integers(1, 5),

@@ -76,7 +76,7 @@ A0, A1, K0, K1 = Arena.possible_agents
 def arena(monkeypatch):
     """A module of environments and functions, as somebody else's would be."""
     module = types.ModuleType("arena")
-    module.parallel_env, module.no_env = Arena, lambda **_: object()
+    module.parallel_env = Arena
     module.ring, module.masked, module.chance = ring, Masked, Chance
     monkeypatch.setitem(sys.modules, "arena", module)
 
@@ -194,15 +194,6 @@ def test_kinds_with_other_lengths_and_actions():
     assert obs["action_mask"].tolist() == [[1, 1, 0, 0]] * 2 + [[1] * 4] * 2
 
 
-def test_actions_that_start_elsewhere():
-    same = vector(3, high=9)
-    knight, archer = (same, spaces.Discrete(2, start=5)), (same, spaces.Discrete(3))
-    env = make(knight=knight, archer=archer, steps=[([], [], [])])
-    env.reset()
-    act(env, 0, 2, 0, 1)
-    assert env.parallel_env.actions == [{A0: 0, A1: 2, K0: 5, K1: 6}]
-
-
 # ---- Masks ----
 class Masked(Arena):
     """PettingZoo's Dict of an observation and a mask."""
@@ -270,7 +261,6 @@ def test_a_function_of_ones_own():
     [
         ({"env": "no_zoo_at_all.x_v1"}, "no module no_zoo_at_all; .* pip install no_zoo_at_all"),
         ({"env": "arena:nothing"}, "arena has no function nothing"),
-        ({"env": "arena:no_env"}, "object is no parallel environment"),
         ({"graph": "all"}, "graph is 'all'; complete or module:function is needed"),
     ],
 )
@@ -284,9 +274,6 @@ def test_mistakes_of_environments_and_callers(monkeypatch):
     env.reset()
     with pytest.raises(gym.error.Error, match="2 actions where 4 are needed.*'archer_0'"):
         env.step([0, 0])
-    env.parallel_env.first = []
-    with pytest.raises(gym.error.Error, match="reset: the environment has no agents"):
-        env.reset()
     monkeypatch.setattr(Arena, "observe", lambda self, agent: np.zeros(5))
     with pytest.raises(gym.error.Error, match=r"'archer_0': .* shape \(5,\) where \(3,\)"):
         make().reset()

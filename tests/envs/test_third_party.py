@@ -2,18 +2,16 @@
 game's score, and returns are those of gymnasium's own record."""
 
 import sys
-from functools import partial
 
 import gymnasium as gym
 import helpers
 import numpy as np
 import pytest
 from gymnasium import spaces
-from helpers import run, small_args
+from helpers import run
 
 from cleanrl_graph import ppo_framestack, ppo_graph
 from cleanrl_graph.envs import atari
-from cleanrl_graph.services import check
 
 
 # ---- Atari-v0 on a fake game ----
@@ -117,12 +115,11 @@ def test_frames(fake):
     assert [env.step(0)[3] for _ in range(3)] == [False, False, True]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_log_has_the_score_of_whole_games(fake, workers, tmp_path):
+def test_log_has_the_score_of_whole_games(fake, tmp_path):
     """What is logged is the raw return and length of whole games, not of clipped lives."""
     flags = dict(env_id="envs:Atari-v0", num_envs=2, num_steps=16, total_timesteps=64)
     flags |= dict(obs_shifts="-1:0", action_shifts="", reward_shifts="")
-    flags |= dict(num_workers=workers, eval_episodes=2)
+    flags |= dict(num_workers=2, eval_episodes=2)
     rows, log, *_ = run(tmp_path, ppo_framestack, **flags)
     assert [(row["return"], row["length"]) for row in rows] == [(60.0, 12)] * 2
     assert {value for _, value in log["charts/episodic_return"]} == {60.0}
@@ -148,76 +145,3 @@ def test_returns_of_record_episode_statistics(envs_of):
     assert infos
     for _, info in infos:
         assert info["episode"]["r"] == info["episode"]["l"] < 20
-
-
-def test_a_limit_around_a_record():
-    """It ends an episode that the record inside goes on with, also within a life of a game."""
-
-    def make():
-        env = gym.wrappers.RecordEpisodeStatistics(NobodyCounts(9, {"lives": 2}))
-        return gym.wrappers.TimeLimit(env, 3)
-
-    envs = helpers.make_envs([make])
-    envs.reset(0)
-    infos = [envs.step([0]).infos for _ in range(3)]
-    assert infos == [[], [], [(0, {"episode": {"r": 6.0, "l": 3}})]]
-
-
-def test_no_info():
-    """A step may return None; gymnasium's own record would fail."""
-    args = small_args(env_id="NobodyCounts-v0", env_kwargs={"length": 2})
-    envs = helpers.make_envs([partial(check.make_env, ppo_graph, args)])
-    envs.envs[0].unwrapped.info = None
-    envs.reset(0)
-    assert [len(envs.step([0]).infos) for _ in range(4)] == [0, 1, 0, 1]
-
-
-class OwnRecord(gym.Wrapper):
-    """Its attributes are named as those of RecordEpisodeStatistics and mean something else, as
-    those of Stable-Baselines3's Monitor: one entry for each episode that has ended."""
-
-    def __init__(self, env):
-        super().__init__(env)
-        self.episode_returns = []
-        self.episode_lengths = []
-
-
-class NobodyCounts(gym.Env):
-    """An episode ends after `length` steps of reward 2, with `info`. Its `episode_returns` stay
-    0."""
-
-    observation_space, action_space = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
-    episode_returns = 0.0
-
-    def __init__(self, length=1, info=None):
-        self.length, self.info = length, info or {}
-
-    def reset(self, *, seed=None, options=None):
-        self.t = 0
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):
-        self.t += 1
-        return np.zeros(2, np.float32), 2.0, self.t == self.length, False, self.info
-
-
-gym.register("NobodyCounts-v0", NobodyCounts)
-gym.register("OwnRecord-v0", lambda length: OwnRecord(NobodyCounts(length)))
-
-
-@pytest.mark.parametrize("env_id", ["NobodyCounts-v0", "OwnRecord-v0"])
-@pytest.mark.parametrize("has_services", [False, True])
-def test_attributes_that_are_no_record(has_services, env_id):
-    """What is named `episode_returns` is a record where it is gymnasium's alone: in the log, and
-    for an episode that is cut off."""
-    args = small_args(env_id=env_id, env_kwargs={}, eval_max_steps=5)
-    make = partial(check.make_env, ppo_graph) if has_services else ppo_graph.make_env
-    for length in (3, 9):
-        args.env_kwargs["length"] = length
-        makers = [partial(make, args)]
-        envs = helpers.make_envs(makers) if has_services else ppo_graph.Envs(makers)
-        agent = ppo_graph.Agent(envs.leaves, envs.action_space, args)
-        (info,) = ppo_graph.play(agent, args, envs, greedy=True)
-        num = min(length, 5)
-        assert (info["episode"]["r"], info["episode"]["l"]) == (2 * num, num)
-        assert ("cut" in info) == (num < length)

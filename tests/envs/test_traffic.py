@@ -82,14 +82,6 @@ def departures(env):
     return np.sort([t - begin for t in times if t >= begin])
 
 
-def play(env, action):
-    """The last info of an episode of the same action, without a reset."""
-    truncated = False
-    while not truncated:
-        *_, truncated, info = env.step(action)
-    return info
-
-
 # ---- Without SUMO ----
 def test_yellow_and_green():
     """Yellow is shown where green ends, and nowhere else. Green phases are those of a program that
@@ -345,22 +337,6 @@ def test_shift(make):
         times = departures(env)
         shifted = (times[times < 3600] + shift) % 3600
         assert num_trips(env) == (shifted <= 400).sum()
-
-
-@needs_sumo
-@pytest.mark.parametrize(
-    "kwargs, words",
-    [
-        ({"map": "paris"}, "map is 'paris'; choose one of"),
-        ({"demand": 0}, "demand is 0; a number from 0.01"),
-        ({"demand": (2, 1)}, "the smaller one first"),
-        ({"yellow": 5}, "less than interval 5"),
-        ({"fixed_seed": 1000}, "from 0 to 999"),
-    ],
-)
-def test_wrong_arguments(kwargs, words):
-    with pytest.raises(ValueError, match=words):
-        TrafficLightsEnv(**kwargs)
 
 
 # ---- Processes ----

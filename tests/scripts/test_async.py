@@ -1,9 +1,7 @@
 """Acting and learning at the same time (ppo_graph_async.py): its gradients are those of the papers,
-without lag it is ppo_graph.py, rollouts travel bit by bit, and both processes end together."""
+without lag it is ppo_graph.py, runs can be repeated, and both processes end together."""
 
-import contextlib
 import copy
-import dataclasses
 import os
 import random
 import signal
@@ -12,11 +10,10 @@ from functools import partial
 from types import SimpleNamespace
 from typing import NamedTuple
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
+import walks  # noqa: F401  registers Faulty-v0
 from helpers import (
     make_envs,
     run,
@@ -24,33 +21,20 @@ from helpers import (
     same_weights,
     small_args,
     train_events,
-    vector,
     weights,
 )
-from processes import FORK, children, is_alive, start, wait_for
+from processes import children, is_alive, start, wait_for
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from cleanrl_graph import ppo_graph, services
 from cleanrl_graph import ppo_graph_async as script
 from cleanrl_graph.services import check, checkpoint
-from cleanrl_graph.services.command import envs_of
 from cleanrl_graph.services.plot import episodes_of
 
 CPU = torch.device("cpu")
 RANDOM = dict(env_id="Random-v0", env_kwargs={"observation": "set"})
 POISSON = dict(env_id="envs:PoissonGraph-v0", env_kwargs={"episode_length": 5})
-HANGS = dict(env_id="Fails-v0", env_kwargs={"how": "hang"})
-
-
-def collects(args, seed):
-    """(envs, memory, first step) in this process, as the collector has them."""
-    args = dataclasses.replace(args, seed=seed, num_workers=0)
-    script.start(args)
-    script.seed(args)
-    makers = [partial(check.make_env, script, args, i) for i in range(args.num_envs)]
-    envs = check.make_envs(script, args, makers)
-    agent = script.Agent(envs.leaves, envs.action_space, args)
-    return envs, script.Memory(agent, envs.leaves, args.num_envs, args), envs.reset(seed)
+HANGS = dict(env_id="Faulty-v0", env_kwargs={"fault": "hang", "at": 30})
 
 
 def outcomes(rollout):
@@ -199,38 +183,7 @@ def test_no_lag_is_ppo_graph(tmp_path):
         assert values[0] == pytest.approx(values[1], rel=1e-4, abs=1e-5)
 
 
-# ---- What travels, and when ----
-@pytest.mark.parametrize("observation, num_workers", [("mixed", 0), ("graph_categories", 2)])
-def test_rollouts_arrive_bit_by_bit(observation, num_workers):
-    """What the other process collected is what this one collects from the same seed."""
-    env = dict(env_id="Random-v0", env_kwargs={"observation": observation})
-    args = small_args(script, **env, num_workers=num_workers)
-    with contextlib.closing(envs_of(script, args)) as collector:
-        collector.reset(7)
-        envs, memory, step = collects(args, 7)
-        for version in (5, 5, 9):
-            collector.ask(version, memory.agent)
-        for version in (5, 5, 9):
-            expected = script.collect(memory, envs, step, version, args.num_steps)
-            step = expected.steps[-1]
-            rollout = collector.receive()
-            assert rollout.version == version and len(rollout.steps) == len(expected.steps) == 9
-            for ours, theirs in zip(arrays_in(rollout), arrays_in(expected), strict=True):
-                assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
-                assert ours.tobytes() == theirs.tobytes()
-            for ours, theirs in zip(rollout.steps, expected.steps):
-                assert ours.infos == theirs.infos
-
-
-def arrays_in(value):
-    """All arrays in nested tuples, lists and dicts."""
-    if isinstance(value, np.ndarray):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    if not isinstance(value, (list, tuple)):
-        return []
-    return [array for child in value for array in arrays_in(child)]
+# ---- Lag ----
 
 
 @pytest.mark.parametrize(
@@ -257,49 +210,21 @@ def test_runs_can_be_repeated(tmp_path, monkeypatch):
 
 
 # ---- What stops a run ----
-class Fails(gym.Env):
-    """Its step 30 raises, hangs, or kills the process that it runs in."""
-
-    observation_space, action_space = vector(2), spaces.Discrete(2)
-
-    def __init__(self, how="raise"):
-        self.how, self.num_steps = how, 0
-        if how == "die with a process":  # which this one started, and which sleeps on for a while
-            FORK.Process(target=time.sleep, args=(40,), daemon=True).start()
-
-    def reset(self, *, seed=None, options=None):
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):
-        self.num_steps += 1
-        if self.num_steps == 30:
-            self.fail()
-        return np.zeros(2, np.float32), 0.0, False, False, {}
-
-    def fail(self):
-        if self.how == "raise":
-            raise KeyError("the bridge is out")
-        if self.how.startswith("die"):
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(1000)
-
-
-gym.register("Fails-v0", entry_point=Fails)
 
 
 @pytest.mark.parametrize(
-    "how, num_workers, text",
+    "fault, num_workers, text",
     [
-        ("raise", 0, "(?s)Traceback.*test_async.*the bridge is out.*env 0, step 30"),
-        ("die with a process", 0, "the collector died with exit code -9"),
-        ("die", 2, "step 30: the worker of envs 0 to 1 died with exit code -9"),
+        ("step", 0, "(?s)Traceback.*walks.py.*the engine is on fire.*env 1, step 30"),
+        ("kill", 0, "the collector died with exit code -9"),
+        ("kill", 2, "step 30: the worker of envs 0 to 1 died with exit code -9"),
     ],
 )
-def test_errors_arrive(how, num_workers, text, tmp_path):
+def test_errors_arrive(fault, num_workers, text, tmp_path):
     """A sentence with the environment's frames, when that rollout is needed; nothing is left."""
     before = children(os.getpid())
     begin = time.time()
-    flags = dict(env_id="Fails-v0", env_kwargs={"how": how}, num_workers=num_workers)
+    flags = dict(env_id="Faulty-v0", env_kwargs={"fault": fault, "at": 30}, num_workers=num_workers)
     flags |= dict(env_timeout=0.5, total_timesteps=240, checkpoint_every=1)
     with pytest.raises(check.UsageError, match=text):
         run(tmp_path, script, **flags)
@@ -307,22 +232,6 @@ def test_errors_arrive(how, num_workers, text, tmp_path):
     wait_for(lambda: children(os.getpid()) == before, 10)
     saved = checkpoint.read(checkpoint.checkpoints_in(str(run_folder(tmp_path)))[0])
     assert saved["global_step"] == 3 * 24 and (run_folder(tmp_path) / "failed").exists()
-
-
-@pytest.mark.parametrize(
-    "how, error, text",
-    [
-        ("raise", RuntimeError, "(?s)in the collector: .*the bridge is out"),
-        ("die", script.UsageError, "exit code -9"),
-    ],
-)
-def test_errors_without_services(how, error, text, tmp_path, capsys):
-    """They arrive from the collector of the script alone, too, which is gone after them."""
-    before = children(os.getpid())
-    flags = dict(env_id="Fails-v0", env_kwargs={"how": how}, hidden_dims=(8,), cuda=False)
-    with pytest.raises(error, match=text):
-        script.main(script.Args(run_dir=str(tmp_path), **flags))
-    wait_for(lambda: children(os.getpid()) == before)
 
 
 def saved_in(run_dir):

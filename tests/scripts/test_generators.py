@@ -14,18 +14,12 @@ from minis import SCRIPTS, command_line
 POISSON = "envs:PoissonGraph-v0"
 CASES = {
     "graph": ("ppo_graph", dict(env_id=POISSON, eval_episodes=2, eval_samples=2)),
-    "numbers": ("ppo_graph", dict(env_id="Pendulum-v1")),
     "gtrxl": ("ppo_gtrxl", dict(env_id="CartPole-v1")),
     "reconstruct": ("ppo_graph_aux", dict(env_id=POISSON, aux="reconstruct")),
     "async": ("ppo_graph_async", dict(env_id=POISSON, max_lag=0)),
     "compiled": ("ppo_graph_compile", dict(env_id="CartPole-v1", compile_mode="default")),
 }
-MINIS = {
-    "ppo_graph_mini": POISSON,
-    "ppo_lstm_sparse_mini": "envs:GraphExplore-v0",
-    "ppo_gtrxl_mini": "cleanrl_graph.envs:Recall-v0",
-    "ppo_framestack_mini": "cleanrl_graph.envs:StatelessCartPole-v1",
-}
+MINIS = {"ppo_graph_mini": POISSON, "ppo_gtrxl_mini": "cleanrl_graph.envs:Recall-v0"}
 SHORT = dict(total_timesteps=64, num_envs=2, num_steps=16, num_minibatches=2, cuda=False)
 
 

@@ -26,7 +26,6 @@ from helpers import (
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cleanrl_graph import ppo_graph
-from cleanrl_graph.services.csv_file import read
 
 
 # ---- The command line ----
@@ -77,39 +76,24 @@ def test_names_in_the_log(tmp_path):
     assert log["charts/episodic_length"] == [(24, 5), (48, 5)]
 
 
-class Grouped(gym.Env):
-    """Episodes of `length` steps; every other ends in group "b", else in "a"."""
+class Ends(gym.Env):
+    """Episodes of `length` steps."""
 
     observation_space, action_space = vector(1), spaces.Discrete(2)
 
     def __init__(self, length=4):
-        self.length, self.num = length, 0
+        self.length = length
 
     def reset(self, *, seed=None, options=None):
-        self.t, self.num = 0, self.num + 1
+        self.t = 0
         return np.zeros(1, np.float32), {}
 
     def step(self, action):
         self.t += 1
-        ended = self.t == self.length
-        info = {"group": "ab"[self.num % 2], "eval": {"rule": 7}} if ended else {}
-        return np.zeros(1, np.float32), 1.0, ended, False, info
+        return np.zeros(1, np.float32), 1.0, self.t == self.length, False, {}
 
 
-gym.register("Grouped-v0", entry_point=Grouped)
-
-
-def test_groups_of_the_environment(tmp_path):
-    """Return and length are logged for all and per group; evaluation has groups, too, and the
-    environment's own numbers."""
-    flags = dict(env_id="Grouped-v0", num_envs=1, num_steps=24, eval_episodes=2)
-    rows, log, folder, _ = run(tmp_path, **flags)
-    ends = [(int(row["step"]), row["group"]) for row in read(folder / "episodes.csv")]
-    # The very first episode was a mask's
-    assert ends == list(zip(range(4, 49, 4), "ab" * 6))
-    assert log["charts/episodic_return/a"] == log["charts/episodic_length/b"] == [(24, 4), (48, 4)]
-    row = {"group": "a", "length": 4, "return": 4, "rule": 7}
-    assert rows == [{"episode": i, **row} for i in range(2)]
+gym.register("Ends-v0", entry_point=Ends)
 
 
 def test_hyperparameters_are_logged(tmp_path):
@@ -175,7 +159,7 @@ def test_played_episodes(tmp_path):
 
 def test_episodes_that_are_cut_off():
     """After --eval-max-steps an episode is given with what it has by then, and marked."""
-    args = small_args(env_id="Grouped-v0", eval_max_steps=3, num_steps=2)
+    args = small_args(env_id="Ends-v0", eval_max_steps=3, num_steps=2)
     makers = [partial(ppo_graph.make_env, args, length=length) for length in (2, 3, 9)]
     envs = ppo_graph.Envs(makers)
     agent = ppo_graph.Agent(envs.leaves, envs.action_space, args)

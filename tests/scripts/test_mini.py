@@ -40,11 +40,8 @@ LEARNED = {  # steps, and what the first and the last episodes reach
 }
 
 
-# One of the short scripts is tried in each run of the tests, the others among the slow ones
-ONE = ["ppo_graph_mini", *(pytest.param(x, marks=pytest.mark.slow) for x in NAMES[1:])]
-
-
-@pytest.mark.parametrize("name", ONE)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
 def test_it_learns(name, tmp_path):
     """A fraction of the steps is enough to be far from random. In each update the first ratio is 1
     up to rounding."""
@@ -76,7 +73,7 @@ def test_it_solves_its_task(name, tmp_path):
 def test_what_a_run_prints(tmp_path):
     """A line per update, with the mean of the last 100 returns, also before the first episode has
     ended. One names the keys that the agent does not see; where it sees all there is none."""
-    flags = SHORT | {"env_id": "MiniGraphs-v0"}
+    flags = SHORT | {"env_id": "MiniGraphs-v0", "gnn_dim": 8}
     events, text = run("ppo_graph_mini", tmp_path / "graph", **flags | {"total_timesteps": 480})
     lines = [line for line in text.splitlines() if line.startswith("global_step=")]
     assert len(lines) == 15
@@ -87,7 +84,7 @@ def test_what_a_run_prints(tmp_path):
     assert "keys of the observation that the agent does not see: node_ids\n" in text
     _, text = run("ppo_lstm_sparse_mini", tmp_path / "lstm", **flags)
     assert "does not see" not in text
-    endless = {"env_id": "MiniVectors-endless-v0", "total_timesteps": 32}
+    endless = {"env_id": "MiniVectors-endless-v0", "total_timesteps": 32, "dim": 8}
     events, text = run("ppo_gtrxl_mini", tmp_path / "endless", **SHORT | endless)
     assert "mean of 0 returns=nan" in text and "charts/episodic_return" not in events
 

@@ -46,23 +46,6 @@ gym.register("Family-v0", entry_point=Family)
 NUMBERS = [{"number": 1}, {"number": 2}, {"number": 4}]
 
 
-# ---- A list of --env-kwargs ----
-def test_names_of_tasks_in_the_log(tmp_path):
-    """Returns and lengths per entry beside those of all, where there is a list."""
-    flags = dict(env_id="Family-v0", num_envs=4, num_steps=6, total_timesteps=24)
-    _, log, folder, _ = run(tmp_path / "a", env_kwargs=NUMBERS, **flags)
-    names = [name for name in log if name.startswith("charts/episodic")]
-    ends = ("", "/task_0", "/task_1", "/task_2", "_max", "_min")
-    expected = [f"charts/episodic_{kind}{end}" for kind in ("length", "return") for end in ends]
-    assert sorted(names) == expected
-    returns = [log[f"charts/episodic_return/task_{k}"] for k in range(3)]  # n + z = n - 1 a step
-    assert returns == [[(24, 0)], [(24, 4)], [(24, 18)]]
-    assert log["charts/episodic_length/task_2"] == [(24, 6)]
-    assert len(read(folder / "episodes.csv")) == 6
-    log = run(tmp_path / "b", env_kwargs={"number": 1}, **flags).scalars
-    assert "charts/episodic_return" in log and not [name for name in log if "/task" in name]
-
-
 def test_ranks_cover_the_list(tmp_path):
     """The index counts over all ranks, and rank 0 logs the episodes of all entries, each once."""
     flags = dict(env_id="Family-v0", env_kwargs=NUMBERS, num_envs=2, num_steps=12)

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import gymnasium as gym
-import numpy as np
 import pytest
 import torch
 import walks
@@ -26,7 +25,7 @@ from processes import (
     wait_for,
 )
 from torch.utils.tensorboard import SummaryWriter
-from walks import Faulty, Forgetful, NoPickle, OnClass
+from walks import Faulty, NoPickle, OnClass
 
 from cleanrl_graph.services import checkpoint, runs
 from cleanrl_graph.services.check import UsageError
@@ -115,6 +114,7 @@ RUNS = {  # name -> (script, flags): what is kept between two updates, all of it
     "LSTM, ids": ("ppo_lstm_sparse", EXPLORE | PREV | dict(remember_edges=True)),
     "LSTM, workers": ("ppo_lstm_sparse", EXPLORE | dict(num_workers=2, norm_obs=True)),
     "transformer": ("ppo_gtrxl", STATELESS | PREV | dict(memory_length=11)),
+    "agents": ("ppo_graph_agents", dict(env_id="envs:Crowd-v0")),
     "transformer, workers": ("ppo_gtrxl", EXPLORE | dict(prev_action=True, num_workers=2)),
 }
 
@@ -180,7 +180,7 @@ def test_resumed_again_and_again(tmp_path):
 
 
 # ---- Environments that do not go on exactly ----
-for env in (Faulty, Forgetful, NoPickle, OnClass):
+for env in (Faulty, NoPickle, OnClass):
     gym.register(f"{env.__name__}-v0", entry_point=env)
 
 
@@ -316,18 +316,6 @@ def test_second_signal_leaves_at_once(tmp_path):
     assert process.exitcode == 130
 
 
-def test_signal_while_it_is_evaluated(tmp_path):
-    """After the training one signal is enough, and the model is there."""
-    kwargs = {"fault": "hang", "victim": 10_001}
-    process = start(tmp_path, env_id="Faulty-v0", env_kwargs=kwargs, eval_episodes=1)
-    wait_for(lambda: list(tmp_path.glob("*/model.pt")))
-    time.sleep(0.3)
-    os.kill(process.pid, signal.SIGTERM)
-    process.join(10)
-    process.kill()
-    assert process.exitcode == 143 and weights(folder_of(tmp_path))
-
-
 @pytest.mark.parametrize("fault", ["", pytest.param("hang", marks=pytest.mark.slow)])
 def test_no_orphans(fault, tmp_path):
     """Kill -9 of the run: its workers leave, also from a step that hangs."""
@@ -371,48 +359,6 @@ def test_fault_in_an_environment(fault, workers, sentence, tmp_path):
     assert ends[-3:] == [48 + 21 * 4] * 3  # they began in update 3
     seeds = (tmp_path / "seeds").read_text().split()
     assert len(seeds) == len(set(seeds)) == 6
-
-
-def test_fault_that_comes_again(tmp_path):
-    """Every attempt has other seeds, and the last checkpoint stays the same."""
-    flags = dict(env_id="Hopeless-v0", env_kwargs={"seeds": str(tmp_path / "seeds")})
-    for k in range(3):
-        with pytest.raises(UsageError, match="env 0, step .*: RuntimeError: hopeless"):
-            train(tmp_path / "b", resume="auto", **flags)
-        begun_earlier(tmp_path / "b")
-        assert newest(tmp_path / "b") == 48
-        marks = (folder_of(tmp_path / "b") / "failed").read_text()
-        assert marks.count("RuntimeError: hopeless\n") == k + 1
-    seeds = (tmp_path / "seeds").read_text().split()
-    assert len(seeds) == len(set(seeds)) == 3 * 3
-
-
-class Hopeless(Faulty):
-    """Fails in step 20, and much sooner in a run that was resumed."""
-
-    def step(self, action):
-        if self.t == (19 if self.first_seed < 9 else 5):
-            raise RuntimeError("hopeless")
-        return super().step(action)
-
-
-gym.register("Hopeless-v0", entry_point=Hopeless)
-
-
-# ---- Bad numbers ----
-def test_weights_that_are_not_finite_are_not_saved(tmp_path, monkeypatch):
-    """Although the losses of the last minibatch were."""
-    original, calls = torch.optim.Adam.step, []
-
-    def step(self, *args):
-        calls.append(0)
-        original(self, *args)
-        if len(calls) == 12:  # the last one of update 3
-            self.param_groups[0]["params"][0].data[0] = np.nan
-
-    monkeypatch.setattr(torch.optim.Adam, "step", step)
-    with pytest.raises(UsageError, match="update 4"):
-        train(tmp_path, checkpoint_every=1, **GRAPH)
 
 
 # ---- Bad numbers ----

@@ -17,16 +17,8 @@ from cleanrl_graph import load_policy, ppo_graph, services
 from cleanrl_graph.services import eval_every, export, plot
 from cleanrl_graph.services.check import UsageError
 
-SCRIPTS = [
-    "ppo_graph",
-    "ppo_framestack",
-    "ppo_lstm_sparse",
-    "ppo_gtrxl",
-    "ppo_graph_async",
-    "ppo_graph_aux",
-    "ppo_graph_compile",
-    "ppo_graph_agents",
-]
+SCRIPTS = ["ppo_graph", "ppo_lstm_sparse", "ppo_graph_async", "ppo_graph_agents"]
+SLOW = ["ppo_framestack", "ppo_gtrxl", "ppo_graph_aux", "ppo_graph_compile"]
 
 
 class Draws(SmallEnv):
@@ -95,7 +87,9 @@ def play_by(function):
 
 
 # ---- The training is the same ----
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize(
+    "name", [*SCRIPTS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+)
 def test_training_stays_the_same(name, tmp_path):
     """Losses, episodes and weights are bit by bit those without evaluations."""
     script = importlib.import_module(f"cleanrl_graph.{name}")
@@ -124,20 +118,18 @@ def test_its_time_is_not_that_of_the_training(tmp_path, monkeypatch):
     play = ppo_graph.play
 
     def slow(*args):
-        time.sleep(1)
+        time.sleep(0.3)
         return play(*args)
 
     monkeypatch.setattr(ppo_graph, "play", slow)
     began = time.monotonic()
-    result = run(tmp_path, eval_every=1, total_timesteps=120, **DRAWS | {"eval_episodes": 1})
-    most = time.monotonic() - began - 6  # with the evaluation at the end
+    result = run(tmp_path, eval_every=1, total_timesteps=72, **DRAWS | {"eval_episodes": 1})
+    most = time.monotonic() - began - 4 * 0.3  # with the evaluation at the end
     rows = rows_of(result.folder)
-    assert all(float(row["took"]) >= 1 for row in rows) and len(rows) == 5
+    assert all(float(row["took"]) >= 0.3 for row in rows) and len(rows) == 3
     with open(result.folder / "episodes.csv", newline="") as file:
         trained = max(float(row["seconds"]) for row in csv.DictReader(file))
     assert max(trained, float(rows[-1]["seconds"])) < most
-    (line,) = [line for line in result.text.splitlines() if "best.pt:" in line]
-    assert float(line.partition(" They took ")[2].split(" s, ")[0]) >= 5
 
 
 # ---- What is measured ----
@@ -187,10 +179,6 @@ def test_episodes_are_always_the_same(tmp_path, monkeypatch):
     assert all(torch.equal(value, best["model"][name]) for name, value in model.items())
 
 
-def test_largest_seed(tmp_path):
-    assert len(rows_of(run(tmp_path, eval_every=1, seed=2**32 - 1, **DRAWS).folder)) == 2
-
-
 def test_suite(tmp_path):
     """Its instances, once each."""
     result = run(tmp_path, eval_every=1, eval_suite="lengths", eval_samples=0, **DRAWS)
@@ -202,25 +190,6 @@ def test_tasks(tmp_path):
     tasks = [{"length": 3}, {"length": 6}, {"length": 6}]
     result = run(tmp_path, eval_every=1, env_kwargs=tasks, **DRAWS)
     assert {float(row["length"]) for row in rows_of(result.folder)} == {5}
-
-
-def test_a_greedy_policy_that_stands_still(tmp_path, monkeypatch):
-    """As many sampled episodes are played from the same starts; what they return counts if it is
-    more. An episode has at most ten times the steps of the longest one of the training."""
-    limits = []
-
-    def outcomes(args, greedy, num):
-        limits.append((greedy, args.eval_max_steps))
-        return [(1.0, True) if greedy else (4.0, False)] * num
-
-    monkeypatch.setattr(ppo_graph, "play", play_by(outcomes))
-    result = run(tmp_path, eval_every=1, total_timesteps=24, **DRAWS)
-    assert limits[:2] == [(True, 50), (False, 50)]
-    (row,) = rows_of(result.folder)
-    assert (row["return"], row["sampled return"], row["cut"]) == ("1.0", "4.0", "3")
-    assert "sampled cut" not in row
-    assert "best of 1 evaluations, best.pt: 4 at step 24" in result.text
-    assert result.scalars["eval/sampled return"] == [(24, 4.0)]
 
 
 def test_before_an_episode_has_ended(tmp_path, monkeypatch):
@@ -235,24 +204,6 @@ def test_before_an_episode_has_ended(tmp_path, monkeypatch):
     flags = DRAWS | dict(env_kwargs={"length": 1000})
     run(tmp_path, eval_every=1, eval_max_steps=120, **flags)
     assert limits == [80, 120, 120]
-
-
-class FailsWhenPlayed(Draws):
-    """With the seeds of evaluations alone."""
-
-    def reset(self, *, seed=None, options=None):
-        if (seed or 0) >= 20_000:
-            raise KeyError("a level that is not there")
-        return super().reset(seed=seed)
-
-
-gym.register("FailsWhenPlayed-v0", entry_point=FailsWhenPlayed)
-
-
-def test_error_in_an_evaluation(tmp_path):
-    words = r"env 0, step 0, reset.*a level that is not there.* \(in the evaluation at step 24\)$"
-    with pytest.raises(UsageError, match=words):
-        run(tmp_path, eval_every=1, **DRAWS | dict(env_id="FailsWhenPlayed-v0"))
 
 
 # ---- --stop-at ----
@@ -279,9 +230,7 @@ def test_stop_at(tmp_path, capsys):
 @pytest.mark.parametrize(
     "flags, sentence",
     [
-        (dict(eval_every=-1), "--eval-every -1: a number from 0 to inf is needed"),
         (dict(stop_at=1.0), "--stop-at 1 needs evaluations: give --eval-every N"),
-        (dict(eval_every=1, stop_at=float("nan")), "--stop-at nan: a number from -inf to inf"),
         (dict(eval_every=2, eval_episodes=0), "--eval-every 2 plays nothing with --eval-episodes"),
     ],
 )
@@ -292,13 +241,15 @@ def test_flags_without_a_meaning(flags, sentence, tmp_path):
 
 
 # ---- Resumed ----
-@pytest.mark.parametrize("at", [3, 4])
-def test_killed_in_an_evaluation(at, tmp_path):
-    """The third or fourth, after the checkpoint of the second update: the resumed run makes it
+def test_killed_in_an_evaluation(tmp_path):
+    """The third, after the checkpoint of the second update: the resumed run makes it
     again, and goes on with its best, as if nothing had happened."""
     flags = dict(eval_every=1, **RESUMED)
     whole = train(tmp_path / "a", **flags)
-    killed(tmp_path / "b", Dies(eval_every, "means_of", at), **flags)
+    process = start(tmp_path / "b", patch=Dies(eval_every, "means_of", 3), **flags)
+    process.join(60)
+    assert process.exitcode == -9 and newest(tmp_path / "b") == 48
+    begun_earlier(tmp_path / "b")
     folder = train(tmp_path / "b", resume="auto", **flags)
     assert same_weights(whole, folder)
     assert without_times(rows_of(whole)) == without_times(rows_of(folder))
@@ -309,34 +260,12 @@ def test_killed_after_the_best(tmp_path):
     """Before the checkpoint: best.pt is of a step that comes again, so --stop-at does not end the
     resumed run before it."""
     flags = dict(eval_every=3, stop_at=-1.0, **RESUMED)
-    whole = train(tmp_path / "a", **flags)
-    killed(tmp_path / "b", Dies(eval_every, "say", 1), **flags)
-    folder = train(tmp_path / "b", resume="auto", **flags)
-    assert newest(tmp_path / "a") == newest(tmp_path / "b") == 72 and same_weights(whole, folder)
-
-
-def killed(run_dir, patch, **flags):
-    """Leaves a run that was killed after the checkpoint of its second update."""
-    process = start(run_dir, patch=patch, **flags)
+    process = start(tmp_path, patch=Dies(eval_every, "say", 1), **flags)
     process.join(60)
-    assert process.exitcode == -9 and newest(run_dir) == 48
-    begun_earlier(run_dir)
-
-
-def test_best_of_other_episodes(tmp_path, capsys):
-    """With other episodes the returns do not compare: the best begins anew, which is said."""
-    flags = dict(eval_every=1, **RESUMED)
-    folder = train(tmp_path, **flags | dict(eval_episodes=1, total_timesteps=48))
-    saved = torch.load(folder / "best.pt")
-    torch.save(saved | {"evaluation": {"step": 24, "return": 99.0}}, folder / "best.pt")
+    assert process.exitcode == -9 and newest(tmp_path) == 48
     begun_earlier(tmp_path)
-    more = dict(resume=str(folder), total_timesteps=96)
-    train(tmp_path, **flags | more | dict(eval_episodes=1))
-    assert best_of(folder)["return"] == 99
-    begun_earlier(tmp_path)
-    train(tmp_path, **flags | more | dict(eval_episodes=2, total_timesteps=144))
-    assert best_of(folder)["return"] < 99 and best_of(folder)["step"] > 96
-    assert "--eval-episodes 2: best.pt, by 1, begins anew" in capsys.readouterr().err
+    train(tmp_path, resume="auto", **flags)
+    assert newest(tmp_path) == 72
 
 
 # ---- Ranks ----

@@ -11,7 +11,6 @@ from gymnasium import spaces
 from helpers import make_envs, run_folder, small_args
 
 from cleanrl_graph import load_policy, ppo_graph, services
-from cleanrl_graph.envs import fitting
 from cleanrl_graph.services import summary
 from cleanrl_graph.services.check import UsageError
 
@@ -68,15 +67,12 @@ ENVS = [  # id, kwargs, what is told
         {},
         "node: choice of a row of graph.nodes, masked by action_mask.node [",
     ),
-    ("envs:Colouring-v0", {}, "for each row of graph.nodes a fixed list of 2 options, masked by"),
     ("envs:GraphExplore-v0", {}, "no input: node_ids [rows] int64, by which a memory knows a row"),
-    (RANDOM, {"observation": "image_hwc"}, "obs [12, 10, 3] uint8 (image)"),
     (
         RANDOM,
         {"action": "mixed"},
         "of 3 options; rest.0: 2 numbers from -1 to 1; rest.1: 2 fixed l",
     ),
-    (RANDOM, {"observation": "discrete"}, "obs Discrete(5, start=-2)"),
 ]
 
 
@@ -107,30 +103,12 @@ def test_how_parts_are_drawn(tmp_path):
     assert line.count(", for each value of the part before") == 1
 
 
-FIRST = ", ".join(map(str, range(2, 14)))
-OWN_ACTIONS = {
-    "2 numbers from -2 to 3": spaces.Box(-2, 3, (2,)),
-    "2 numbers, not scaled where a bound is infinite": spaces.Box(0, np.inf, (2,)),
-    "2 numbers between their bounds": spaces.Box(np.array([0, 1], "f"), np.array([2, 2], "f")),
-    f"50 fixed lists, of {FIRST}, and 38 more options; drawn independently": spaces.MultiDiscrete(
-        range(2, 52)
-    ),
-}
-
-
 def told(env, **flags):
     """The lines about spaces and network, without a run."""
     envs = make_envs([lambda: env], **flags)
     args = small_args(**flags)
     agent = ppo_graph.Agent(envs.leaves, envs.action_space, args)
     return list(summary.lines(ppo_graph, args, agent, envs))
-
-
-@pytest.mark.parametrize("text", OWN_ACTIONS)
-def test_bounds_of_numbers(text):
-    """A MultiDiscrete of many entries is one line."""
-    env = helpers.ListEnv(helpers.vector(2), [], OWN_ACTIONS[text])
-    assert f"action: {text}" in told(env)
 
 
 # ---- What is probably not meant ----
@@ -152,50 +130,6 @@ def test_rows_beside_a_fixed_list(observation, warning, tmp_path):
     assert not any("warning" in line for line in said(tmp_path / "b", action_head="flat", **flags))
     (part,) = make_envs([lambda: helpers.RandomEnv(observation)], action_head=head).parts[0]
     assert part.group in line
-
-
-@pytest.mark.parametrize("sizes, is_said", [((50, 50), False), ((51, 2), True)])
-def test_several_short_lists_beside_rows(sizes, is_said):
-    """They are usual. One of more than 50 options may be meant as a choice of a row."""
-    action = spaces.Tuple([spaces.Discrete(n) for n in sizes])
-    lines = told(helpers.ListEnv(helpers.OBSERVATIONS["set"], [], action))
-    assert any("the action is one of a fixed list" in line for line in lines) == is_said
-
-
-def fleet(name, num):
-    """Cars that act, beside a graph; each has a part of that name."""
-    action = spaces.Sequence(spaces.Dict({name: spaces.Discrete(num)}))
-    cars = spaces.Sequence(helpers.vector(2), stack=True)
-    observation = spaces.Dict(cars=cars, map=helpers.graph_space(features=2))
-    return helpers.ListEnv(observation, [], spaces.Dict(cars=action))
-
-
-@pytest.mark.parametrize(
-    "name, num, text",
-    [
-        (
-            "target",
-            1000,
-            "'map.nodes', call that part of the action 'map'; if not, --action-head c",
-        ),
-        ("map", 1000, "cars.map: for each row of cars choice of a row of map.nodes"),
-        ("target", 3, "for each row of cars a fixed list of 3 options"),
-    ],
-)
-def test_rows_that_choose_by_a_wrong_name(name, num, text):
-    lines = told(fleet(name, num))
-    assert any(text in line for line in lines), lines
-    assert any("warning" in line for line in lines) == text.startswith("'map.nodes'")
-    lines = told(fleet(name, num), action_head="cars")
-    assert not any("warning" in line for line in lines)
-
-
-def test_words_are_no_rows_to_choose():
-    """Text is a set of words, beside which a list of actions is usual."""
-    space = spaces.Dict(mission=spaces.Text(20), x=helpers.vector(2))
-    lines = told(fitting.fit(helpers.ListEnv(space, [])))
-    assert "mission [rows, 3] MultiDiscrete([1024 1024   64])" in lines[0]
-    assert not any("warning" in line for line in lines)
 
 
 def test_padded_mask(tmp_path):

@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from helpers import SmallEnv, run_folder, small_args, vector
+from helpers import SmallEnv, graph_space, run_folder, small_args
 
 from cleanrl_graph import load_policy, ppo_graph, ppo_lstm_sparse, services
 from cleanrl_graph.envs import fitting
@@ -18,11 +18,11 @@ from cleanrl_graph.services.check import UsageError
 
 
 class Count(SmallEnv):
-    """A set of 1 to 9 elements, of which the one with the number 1 is right; others have 0. Wrong,
-    or none of the set, is an error: a trained policy plays `length` steps without one."""
+    """A graph of 1 to 9 nodes, of which the one with the number 1 is right; others have 0. Wrong,
+    or none of the graph, is an error: a trained policy plays `length` steps without one."""
 
     observation_space = spaces.Dict(
-        items=spaces.Sequence(vector(), stack=True),
+        items=graph_space(features=1),
         action_mask=spaces.Sequence(spaces.Box(0, 1, (), np.int8), stack=True),
     )
     action_space = spaces.Discrete(9)
@@ -35,7 +35,9 @@ class Count(SmallEnv):
         num = self.np_random.integers(1, 10)
         self.right = self.np_random.integers(num)
         mask = (np.arange(num) == self.right).astype(np.int8)
-        return {"items": mask.astype(np.float32), "action_mask": mask}
+        links = np.arange(num)[:, None].repeat(2, 1)
+        graph = spaces.GraphInstance(mask.astype(np.float32)[:, None], None, links)
+        return {"items": graph, "action_mask": mask}
 
     def reward(self, action):
         if self.t == self.fails_at:
@@ -58,7 +60,7 @@ def many_switches():
 
 
 def args_of(run_dir, script=ppo_graph, **flags):
-    flags = dict(env_id="Count-v0", action_head="items", total_timesteps=96) | flags
+    flags = dict(env_id="Count-v0", action_head="nodes", total_timesteps=96) | flags
     return small_args(script, run_dir=str(run_dir), eval_episodes=2, **flags)
 
 

@@ -49,7 +49,6 @@ SET = Sequence(vector(2), stack=True)
 G = graph_space(vector(2))
 GRAPH, TWO, AVAILABLE = {"g": G}, {"a": G, "b": G}, {"avail_actions": SET}
 NAMES = Dict(g=G, machines=Sequence(vector(1)), x=vector(1))
-ROBOTS = {"robots": rows_of(2), "tasks": rows_of(3)}
 
 
 # ---- What parts choose from ----
@@ -88,12 +87,10 @@ def masked(mask, **seen):
     "space, observation, flags, sentence",
     [
         (D(50), {}, head("nodes"), "--action-head nodes"),
-        (D(3), ROBOTS, head("robbots"), "--action-head robbots"),
         (Dict(a=Sequence(vector(1))), GRAPH, {}, "--action-head auto: there are no such rows"),
         (D(50), TWO, head("nodes"), "'nodes' can mean each of .*'a.nodes', 'b.nodes'"),
         (Dict(node=D(9)), masked(Dict(nodes=MASK), g=G), {}, "'action_mask.nodes'"),
         (MD([4, 5]), masked(MB((4, 5))), {}, "'action_mask': .* with --autoregressive"),
-        (MD([4, 6]), masked(MB((4, 5))), CHAIN, "does not fit"),
         (Tuple((D(4), vector(1), D(5))), masked(MB((4, 5))), CHAIN, "does not fit"),
         (Dict(a=D(2), b=G), GRAPH, {}, "leaf 'action.b': .*Graph.* is not supported"),
     ],
@@ -106,14 +103,6 @@ def test_spaces_that_do_not_fit(space, observation, flags, sentence):
         checked_parts(space, observation, **flags)
     with pytest.raises(ppo_graph.UsageError):
         ppo_graph.parts_of(space, ppo_graph.leaves_of(observation), ppo_graph.Args(**flags))
-
-
-def test_a_mask_of_another_length():
-    """It has an entry for each row that can be chosen."""
-    obs = {"g": GOOD, "action_mask": np.ones(2, np.int8)}
-    env = ListEnv(Dict(action_mask=MASK, **GRAPH), [obs], Dict(edge=D(3)))
-    with pytest.raises(UsageErrors, match="'action_mask', step 0: 2 rows where 'g.edge_links' has"):
-        make_envs([lambda: env]).reset(0)
 
 
 GOOD = GraphInstance(np.zeros((2, 3), np.float32), np.zeros((3, 2)), np.zeros((3, 2), np.int64))

@@ -8,20 +8,12 @@ import pytest
 import torch
 from gymnasium import spaces
 from helpers import (
-    OBSERVATIONS,
-    everything,
     mismatch,
-    plain,
     run,
-    sample,
-    small_args,
     stored,
     weights,
 )
 from processes import SCRIPTS, SMALL, begun_earlier, folder_of, train
-
-from cleanrl_graph import ppo_graph
-from cleanrl_graph.services import runs
 
 pytestmark = [
     pytest.mark.cuda,
@@ -79,39 +71,6 @@ def test_resume_on_cuda(name, resumed_on, tmp_path):
     for name, value in one.items():
         assert two[name].isfinite().all()
         assert resumed_on == "cpu" or torch.allclose(value, two[name], atol=1e-3, rtol=1e-3), name
-
-
-def on_cpu(obs):
-    return {path: ppo_graph.Ragged(*(part.cpu() for part in leaf)) for path, leaf in obs.items()}
-
-
-def assert_equal(a, b):
-    assert a.keys() == b.keys()
-    for path in a:
-        for x, y in zip(a[path], b[path]):
-            assert x.dtype == y.dtype and torch.equal(x, y), path
-
-
-@pytest.mark.parametrize("kind", OBSERVATIONS)
-def test_storage_and_agent(kind):
-    """The same batches and sizes; log-probabilities and values agree within 1e-4."""
-    rng, size = np.random.default_rng(0), lambda rng: rng.choice([0, 1, 4, 60])
-    data = [[sample(OBSERVATIONS[kind], rng, size) for _ in range(4)] for _ in range(6)]
-    host, leaves = stored(OBSERVATIONS[kind], data)
-    device, _ = stored(OBSERVATIONS[kind], data, "cuda")
-    idx = np.random.default_rng(1).integers(24, size=30)
-    assert_equal(everything(host), on_cpu(everything(device)))
-    assert_equal(host.gather(idx)[0], on_cpu(device.gather(idx)[0]))
-    assert all(values.is_cuda for values in device.whole().values)
-    assert runs.sizes(host) == runs.sizes(device)
-
-    agent = ppo_graph.Agent(leaves, spaces.MultiDiscrete([3, 4]), small_args(autoregressive=True))
-    action = plain(agent)(host.gather(idx)[0], greedy=True)[0]
-    _, *expected = plain(agent)(host.gather(idx)[0], action)
-    agent.to("cuda")
-    _, *result = plain(agent)(device.gather(idx)[0], action.cuda())
-    for x, y in zip(expected, result):
-        torch.testing.assert_close(x, y.cpu(), atol=1e-4, rtol=1e-4)
 
 
 def test_pinned_memory_is_not_overwritten():

@@ -10,9 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from gymnasium.spaces import Discrete, MultiDiscrete
-from helpers import ACTIONS, OBSERVATIONS, UsageErrors, graph_space, mean_return, sample, vector
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from helpers import ACTIONS, OBSERVATIONS, UsageErrors, graph_space, mean_return, sample
 
 from cleanrl_graph import ppo_framestack as script
 from cleanrl_graph import ppo_graph
@@ -287,24 +285,3 @@ def test_no_views_at_all(tmp_path):
     """A policy without any input is refused."""
     with pytest.raises(UsageErrors, match="not all can be empty"):
         train(tmp_path, env_id="CartPole-v1", **NO_VIEWS)
-
-
-@given(
-    st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=4), min_size=1, max_size=4),
-    st.integers(1, 9),
-    st.sampled_from(["-5:0", "-7,-2,0", "0", "-1"]),
-)
-@settings(max_examples=15, deadline=None)
-def test_views_never_cross_an_episode(lengths, num_steps, shifts):
-    """A view reads a row of the same env and episode, or row 0."""
-    part = play(vector(2), lengths, num_steps=num_steps, obs_shifts=shifts)
-    memory, num_envs = part.memory, len(lengths)
-    idx = np.arange(memory.start, memory.size)
-    later = np.repeat([0, 0, 1], memory.num_views)  # a reward comes with the next observation
-    for index, row in zip(idx, np.concatenate(memory.reads), strict=True):
-        t, env = divmod(int(index), num_envs)
-        log = part.games[env].log
-        at = 3 * num_steps - memory.size // num_envs + t  # the place in the log
-        for shift, late, read in zip(memory.shifts, later, row):
-            inside = window(log, at, shift) is not None
-            assert read == (1 + (t + shift + late) * num_envs + env if inside else 0)

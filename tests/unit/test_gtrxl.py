@@ -288,8 +288,6 @@ def test_gates_begin_near_the_identity():
 
 
 # ---- What is remembered ----
-
-
 def test_stored_entries():
     """One entry per step and layer: those of the rollout, and at most memory_length before it,
     whatever the length of the episodes; each is what the layer was given at that step. Keys and
@@ -332,19 +330,15 @@ def test_what_images_ask_for(observation, shown, epochs, tmp_path, monkeypatch):
     assert [len(features) for features in seen].count(12) == epochs  # one minibatch each
 
 
-def encoded(memory, envs=None):
-    """(obs, age, previous, kv) of the rollout of some envs, as `Agent.encode` takes them."""
-    with mock.patch.object(memory.agent, "encode", wraps=memory.agent.encode) as encode:
-        look_back(memory, envs)
-    return encode.call_args.args
-
-
 def window(memory, envs=None):
     """How many steps the rollout of some envs looks back."""
-    return encoded(memory, envs)[3][0].shape[3]
+    with mock.patch.object(memory.agent, "encode", wraps=memory.agent.encode) as encode:
+        look_back(memory, envs)
+    kv = encode.call_args.args[3]
+    return kv[0].shape[3]
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     st.integers(0, 99),
     st.integers(0, 20),
@@ -374,7 +368,6 @@ def test_values_equal_a_loop(seed, num_before, num_steps, memory_length, end_pro
         torch.testing.assert_close(value, outputs[-1, 0], atol=1e-10, rtol=1e-10)
 
 
-# ---- What is remembered ----
 def test_whole_history():
     """A huge memory length costs what the longest episode so far needs, and equals its length."""
     x, starts = history(0, 50, 60, 2, 0.0)

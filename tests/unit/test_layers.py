@@ -2,8 +2,6 @@
 and keep no array of a row per edge; layers that they do not know stay as they are."""
 
 import copy
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -194,40 +192,3 @@ def test_pool(sizes):
     weight = torch.randn_like(expected)
     grads = [torch.autograd.grad((out * weight).sum(), rows)[0] for out in (found, expected)]
     torch.testing.assert_close(*grads)
-
-
-THREADS = """
-import threading
-import torch
-from torch_geometric import nn as pyg
-from cleanrl_graph.services.layers import Edges, accelerate
-
-def act(k):
-    for step in range(3_000):
-        num_nodes = 2 + (step + k) % 5
-        edge_index = torch.arange(num_nodes).repeat(2, 1)
-        assert Edges.of(edge_index, num_nodes).edge_index is edge_index
-        with torch.no_grad():
-            conv(torch.ones(num_nodes, 4), edge_index)
-        done[k] = step + 1
-
-torch.set_num_threads(1)
-agent = torch.nn.Sequential(pyg.GINConv(torch.nn.Linear(4, 4)))
-accelerate(agent)
-conv = agent[0]
-done = {}
-threads = [threading.Thread(target=act, args=(k,)) for k in range(4)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-print(sorted(done.values()))
-"""
-
-
-@pytest.mark.slow
-def test_threads_that_act_at_once():
-    """Actors in threads, each with its own edges. Where they shared what is kept of the layers
-    before, the interpreter crashed in about two of three such runs, hence a process of its own."""
-    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "[3000, 3000, 3000, 3000]\n"), done.stderr

@@ -325,7 +325,6 @@ def test_actor_and_critic_see_what_is_remembered_of_visible_nodes():
 @pytest.mark.parametrize(
     "space, flags, sentence",
     [
-        (Dict(node_ids=Sequence(vector()), g=graph_space()), {}, "must be integers"),
         (Dict(node_ids=IDS, g=graph_space(), h=graph_space()), {}, "one per row of"),
         (Dict(node_ids=IDS, v=vector(3)), {}, "one per node"),
         (Dict(node_ids=IDS, s=Sequence(vector())), {"remember_edges": True}, "needs .* a graph"),

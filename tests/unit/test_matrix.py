@@ -1,4 +1,4 @@
-"""Every script x observation x action: before the first step of an update the probability ratio is
+"""Scripts x observations x actions: before the first step of an update the probability ratio is
 1, actions are legal, every weight learns; and each episode is valued as it is alone. Collection and
 training are compared here; test_actions.py adds the actions that only its tasks have."""
 
@@ -238,8 +238,10 @@ def any_env(name, observation, action):
 
 ALL = [(name, kind, action, {}) for action in ACTIONS for name in SCRIPTS for kind in OBSERVATIONS]
 MATRIX = [case for case in ALL if case[0] != "lstm_per_node" or case[1] in ELEMENTS]
-CASES = [  # every seventh is a fast one
-    pytest.param(*case, marks=[pytest.mark.slow] * (k % 7 > 0)) for k, case in enumerate(MATRIX)
+CASES = [  # nine of the actions for each script and observation, one of them among the fast tests
+    pytest.param(*case, marks=[pytest.mark.slow] * (k % 13 > 0))
+    for k, case in enumerate(MATRIX)
+    if k % 13 < 9
 ]
 CONTEXT = dict(set_layers=2, graph_context=True)
 EDGES_KEPT = dict(remember_edges=True)
@@ -265,13 +267,16 @@ CASES += [  # rollouts that are cut in time, for more minibatches than environme
     for name in ("framestack", "lstm_per_node", "gtrxl")
     for n in (1, 2)
 ]
-CASES += [
-    (name, kind, list(ACTIONS)[(3 * j + k) % len(ACTIONS)], {})
+CASES += [  # every other one is fast
+    pytest.param(
+        *(name, kind, list(ACTIONS)[(3 * j + k) % len(ACTIONS)], {}),
+        marks=[pytest.mark.slow] * ((j + k) % 2),
+    )
     for j, name in enumerate(("async", "aux", "compile"))
     for k, kind in enumerate(OBSERVATIONS)
 ]
 CASES += [("aux", "graph_edges", action, {"aux": "predict"}) for action in ("edge", "per_node")]
-CASES += [("agents", kind, action, {}) for kind in OBSERVATIONS for action in PER_NODE]
+CASES += [("agents", kind, PER_NODE[k % 2], {}) for k, kind in enumerate(OBSERVATIONS)]
 
 
 @pytest.mark.parametrize("name, observation, action, more", CASES)

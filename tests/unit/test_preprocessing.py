@@ -211,18 +211,3 @@ def test_images_are_scaled_by_their_bounds(high, dtype):
     images = torch.randint(0, 2, (4, 8, 8, 3))
     expected = net.net(images.permute(0, 3, 1, 2).float() / (high if high < np.inf else 1))
     torch.testing.assert_close(net(images.to(torch.int64)), expected)
-
-
-@pytest.mark.parametrize("name", ["ppo_graph", "ppo_lstm_sparse"])
-def test_statistics_are_saved_and_frozen_in_evaluation(name, tmp_path, monkeypatch):
-    """The statistics travel with the model; evaluation uses and does not change them."""
-    script, counts = importlib.import_module(f"cleanrl_graph.{name}"), []
-    observe = script.Rows.observe
-    counted = lambda self, rows: counts.append(len(rows)) or observe(self, rows)
-    monkeypatch.setattr(script.Rows, "observe", counted)
-    flags = dict(env_id="Random-v0", env_kwargs={"observation": "vector"}, norm_obs=True)
-    result = run(tmp_path, script, save_model=True, eval_episodes=3, **flags)
-    # 2 rollouts of 3 envs x 8 steps (and the newest step of a memory)
-    assert sum(counts) in (2 * 24, 2 * 24 + 3)
-    (count,) = [value for key, value in weights(result.folder).items() if key.endswith("count")]
-    assert count == sum(counts)

@@ -306,9 +306,6 @@ def test_declared_maximum_costs_nothing(tmp_path):
     assert small.scalars["charts/padding_avoided"][0][1] > 0.3  # there was something to pad
 
 
-# ---- Spaces ----
-
-
 @given(st.lists(st.tuples(st.sampled_from("? B e f d h i q".split()), st.integers(0, 5))))
 def test_pack(kinds):
     """Arrays of any types and sizes, empty ones too, come back as they were."""

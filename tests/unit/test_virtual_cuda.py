@@ -187,7 +187,7 @@ ROWS = [  # check, script, flags, whether it is one of the fast ones
         (same, script, any_env(*kind, with_ids="lstm" in script and kind[1] == "element"), fast)
         for script in SCRIPTS
         for kind in KINDS
-        for fast in [kind == GRAPH and script in ("ppo_graph", "ppo_framestack", "ppo_gtrxl")]
+        for fast in [kind == GRAPH and script in ("ppo_graph", "ppo_gtrxl")]
     ),
     *((same, script, any_env("graph_edges", "per_node"), SLOW) for script in SCRIPTS),
     (same, "ppo_graph", any_env(*GRAPH, num_workers=2, norm_obs=True), SLOW),
@@ -202,11 +202,11 @@ ROWS = [  # check, script, flags, whether it is one of the fast ones
     (same, "ppo_graph_aux", any_env(*GRAPH, aux="predict"), SLOW),
     (same, "ppo_graph_async", any_env(*GRAPH, max_lag=0), SLOW),
     (same, "ppo_graph_agents", AGENTS, SLOW),
-    *((same, mini, dict(env_id=f"Mini{kind_of(mini)}-v0", num_envs=2), FAST) for mini in MINIS),
     *(
-        (mini_budget, mini, dict(env_id=f"Mini{kind_of(mini)}-endless-v0"), "lstm" in mini)
+        (same, mini, dict(env_id=f"Mini{kind_of(mini)}-v0", num_envs=2), "graph" not in mini)
         for mini in MINIS
     ),
+    *((mini_budget, mini, dict(env_id=f"Mini{kind_of(mini)}-endless-v0"), SLOW) for mini in MINIS),
     *(
         (budget, script, flags, script == "ppo_graph" and "norm_obs" in flags)
         for script in SCRIPTS
@@ -221,7 +221,7 @@ ROWS = [  # check, script, flags, whether it is one of the fast ones
     (budget, "ppo_graph_async", any_env("sequence", "box"), SLOW),
     (budget, "ppo_framestack", any_env("image", "tuple"), SLOW),
     (budget, "ppo_lstm_sparse", any_env("box", "discrete"), SLOW),
-    (budget, "ppo_lstm_sparse", explore(), FAST),
+    (budget, "ppo_lstm_sparse", explore(), SLOW),
     (budget, "ppo_lstm_sparse", explore(cell="mingru"), SLOW),
     (budget, "ppo_gtrxl", CARTPOLE, SLOW),
     (budget, "ppo_graph_aux", any_env("image", "tuple", aux="predict"), SLOW),

@@ -18,8 +18,9 @@ jobs, is the schedule builder (`dispatch`):
   the others it offers no choices that only differ in their order: no two sequences make the same
   schedule. An operation that is passed over stays free for another machine.
 
-A policy learns most from "conflict", though rules, which do not compare machines, are worst with
-it. "nondelay" is the default. What policies reach is in benchmark/results/flexible_job_shop_suites.
+"nondelay" is the default. Policies gain by delays where there are few jobs for each machine: on
+15x10 instances the mean gap is 6.1% with "conflict", and at least 8.7% in all trainings with
+"nondelay", one of which is ahead on 20x5 to 40x10 (benchmark/results/flexible_job_shop_suites).
 
 Mean gap of the rules below to the best known makespan, %; a job's rule takes the machine that
 completes it first:

@@ -34,7 +34,8 @@ decisions, one of 15x10 150. Empty: no training, or not known."""
 # name of the commands -> what is different about the training
 KINDS = {
     "greedy": "",
-    "conflict": "conflict sets, trained on 5 to 30 jobs",
+    "active": "trained with conflict sets on 5 to 30 jobs, played with active pairs",
+    "conflict": "trained with conflict sets on 5 to 30 jobs, played with them",
     "larger": "larger instances in the training",
     "largest": "trained on 10 to 30 jobs and 8 to 10 machines",
 }
@@ -106,6 +107,7 @@ def our_trainings(results: str, names: list[str]) -> dict[str, str]:
     for name in names:
         if name.strip("*").startswith("ppo_graph.py greedy"):
             kind = next((key for key, text in KINDS.items() if text and text in name), "train")
+            kind = "conflict" if kind == "active" else kind  # the same models
             runs = tables.finished(folder, f"{kind}_*")
             found[name] = tables.budget(runs.values(), "decisions")
     return found

@@ -31,7 +31,11 @@ played with its code and its data; its 15x10 is of a model that was trained at t
 Training: ours is that of flexible_job_shop/runs.csv, one model for all sizes; that of others has
 the defaults of their repositories, Song et al.'s is that of DANIEL. An episode of 10x5 has 50
 decisions, one of 15x10 150. Empty: no training, or not known."""
-LARGER = {
+# name of the commands -> what is different about the training
+KINDS = {
+    "greedy": "",
+    "active": "trained with conflict sets on 5 to 30 jobs, played with active pairs",
+    "conflict": "trained with conflict sets on 5 to 30 jobs, played with them",
     "larger": "larger instances in the training",
     "largest": "trained on 10 to 30 jobs and 8 to 10 machines",
 }
@@ -51,37 +55,35 @@ def gaps(run: dict, column: str) -> np.ndarray:
 
 
 def our_rows(runs: list[dict]) -> Rows:
-    """Method -> suite -> mean gap: greedy of each seed and their mean, of the trainings with
-    larger instances, the best samples, and the rules."""
-    rows, by_seed = {}, {}
+    """Method -> suite -> mean gap: greedy of each seed and their mean for each kind of training,
+    the best samples, and the rules."""
+    rows, rules = {}, {}
+    greedy = {kind: {} for kind in KINDS}  # kind -> seed -> suite -> mean gap
     for run in runs:
         kind, suite = run["name"].split("-")
-        if kind in LARGER:
-            name = f"ppo_graph.py greedy, {LARGER[kind]}, seed {run['seed']}"
-            rows.setdefault(name, {})[suite] = gaps(run, "greedy").mean()
-        elif kind == "greedy":
-            by_seed.setdefault(run["seed"], {})[suite] = gaps(run, "greedy").mean()
-            for rule in (name for name in run["eval"] if name.split()[-1] in RULES):
-                *other, name = rule.split()  # a bare name is in the builder of the environment
-                own = rows.setdefault(f"{name}, {(*other, 'nondelay')[0]}", {})
-                own[suite] = gaps(run, rule).mean()
+        if kind in KINDS:
+            greedy[kind].setdefault(run["seed"], {})[suite] = gaps(run, "greedy").mean()
         else:
             best = next(name for name in run["eval"] if name.startswith("best of"))
             # of a model with other rounding: its training was not kept
             own = rows.setdefault(f"ppo_graph.py {best}, one seed of an earlier training", {})
             own[suite] = gaps(run, best).mean()
-    mean = {
-        suite: np.mean([row[suite] for row in by_seed.values() if suite in row])
-        for suite in dict.fromkeys(suite for row in by_seed.values() for suite in row)
-    }
-    ours = {f"**ppo_graph.py greedy, mean of {len(by_seed)} seed{'s' * (len(by_seed) > 1)}**": mean}
-    ours |= {f"ppo_graph.py greedy, seed {seed}": row for seed, row in by_seed.items()}
-    rules = sorted(name for name in rows if name.split(",")[0] in RULES)
-    return (
-        ours
-        | {name: row for name, row in rows.items() if name not in rules}
-        | {name: rows[name] for name in rules}
-    )
+        if kind == "greedy":
+            for rule in (name for name in run["eval"] if name.split()[-1] in RULES):
+                *other, name = rule.split()  # a bare name is in the builder of the environment
+                own = rules.setdefault(f"{name}, {(*other, 'nondelay')[0]}", {})
+                own[suite] = gaps(run, rule).mean()
+    ours = {}
+    for kind, by_seed in greedy.items():
+        name = "ppo_graph.py greedy" + f", {KINDS[kind]}" * (kind != "greedy")
+        if len(by_seed) > 1 or by_seed and kind == "greedy":
+            num = f"{len(by_seed)} seed{'s' * (len(by_seed) > 1)}"
+            ours[f"**{name}, mean of {num}**"] = {
+                suite: np.mean([row[suite] for row in by_seed.values() if suite in row])
+                for suite in dict.fromkeys(suite for row in by_seed.values() for suite in row)
+            }
+        ours |= {f"{name}, seed {seed}": row for seed, row in by_seed.items()}
+    return ours | rows | dict(sorted(rules.items()))
 
 
 def solver_rows(path: Path) -> Rows:
@@ -104,7 +106,8 @@ def our_trainings(results: str, names: list[str]) -> dict[str, str]:
     found = {}
     for name in names:
         if name.strip("*").startswith("ppo_graph.py greedy"):
-            kind = next((key for key, text in LARGER.items() if text in name), "train")
+            kind = next((key for key, text in KINDS.items() if text and text in name), "train")
+            kind = "conflict" if kind == "active" else kind  # the same models
             runs = tables.finished(folder, f"{kind}_*")
             found[name] = tables.budget(runs.values(), "decisions")
     return found

@@ -6,8 +6,10 @@
 # 10 seconds (solver, 24 minutes, on a core that nothing else uses; needs benchmark/requirements.txt); the table (table).
 # One seed whose training also has instances of 10 to 20 jobs and 8 to 10 machines, and one that has only instances of 10 to
 # 30 jobs and 8 to 10 machines, but 2 million decisions, an hour of a shared core each (larger, largest).
+# One training per seed whose choices are conflict sets, a third of them on instances of 10 to 30 jobs and 8 to 10 machines,
+# and its suites: half an hour of a core per seed (conflict). The same models with all active pairs as choices (active).
 #
-#     bash benchmark/flexible_job_shop.sh [--out DIR] [FLAGS OF run.py]     # PARTS="train greedy samples larger largest solver table" is the default
+#     bash benchmark/flexible_job_shop.sh [--out DIR] [FLAGS OF run.py]     # PARTS="train greedy samples larger largest conflict active solver table" is the default
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 list='{"jobs": [5, 15], "machines": [4, 8]}, {"jobs": [5, 15], "machines": [4, 8], "operations": [4, 8],
@@ -20,22 +22,28 @@ flags_of() { # ENTRIES STEPS
 train="train=$(flags_of "$list" 500000)"
 larger="larger=$(flags_of "$list, {\"jobs\": [10, 20], \"machines\": [8, 10]}" 600000) --resume auto"
 largest="largest=$(flags_of '{"jobs": [10, 30], "machines": [8, 10]}' 2000000) --resume auto"
+sizes="$list, {\"jobs\": [10, 30], \"machines\": [8, 10]}"
+sizes=${sizes//\{/'{"dispatch": "conflict", '}
+conflict="conflict=$(flags_of "$sizes" 800000) --resume auto"
 small=(sd10x5 sd20x5 sd15x10 mk edata rdata vdata sd20x10)
 large=(sd30x10 sd40x10)  # greedily only
 run() { "$PYTHON" benchmark/run.py --table "$@"; }
 suites() { # SEED SAMPLES NAME SUITES...
-    local seed=$1 samples=$2 name=$3 commands=() suite model=seed$1
-    [[ $name != large* ]] || model=$name$seed
+    local seed=$1 samples=$2 name=$3 commands=() suite model=seed$1 more=
+    case $name in
+        larger | largest | conflict) model=$name$seed ;;
+        active) model=conflict$seed more="--env-kwargs '{\"dispatch\": \"active\"}'" ;;
+    esac
     for suite in "${@:4}"; do
         commands+=("$name-$suite=cleanrl_graph/ppo_graph.py --env-id envs:FlexibleJobShop-v0 --action-head edges
-            --load-model $RUNS/flexible_job_shop_models/$model.pt --total-timesteps 0
+            --load-model $RUNS/flexible_job_shop_models/$model.pt $more --total-timesteps 0
             --eval-suite $suite --eval-samples $samples")
     done
     run flexible_job_shop_suites --seeds "$seed" "${flags[@]}" --commands "${commands[@]}"
 }
 
 flags=("$@")
-for part in ${PARTS:-train greedy samples larger largest solver table}; do
+for part in ${PARTS:-train greedy samples larger largest conflict active solver table}; do
     case $part in
         train)
             run flexible_job_shop --seeds ${SEEDS:-1 2 3} "$@" --commands "$train"
@@ -53,12 +61,21 @@ for part in ${PARTS:-train greedy samples larger largest solver table}; do
                 suites $seed 0 greedy "${small[@]}" "${large[@]}"
             done
             ;;
-        larger | largest)
+        larger | largest | conflict)
             mkdir -p $RUNS/flexible_job_shop_models
-            run flexible_job_shop --seeds 1 "$@" --commands "${!part}"
-            model=($RUNS/flexible_job_shop/"$part"_*_s1_*/*/model.pt)
-            [ ! -f "${model[0]}" ] || cp "${model[0]}" $RUNS/flexible_job_shop_models/"$part"1.pt
-            suites 1 0 "$part" "${small[@]}" "${large[@]}"
+            seeds=1
+            [ $part != conflict ] || seeds=${SEEDS:-1 2 3}
+            run flexible_job_shop --seeds $seeds "$@" --commands "${!part}"
+            for seed in $seeds; do
+                model=($RUNS/flexible_job_shop/"$part"_*_s"${seed}"_*/*/model.pt)
+                [ ! -f "${model[0]}" ] || cp "${model[0]}" $RUNS/flexible_job_shop_models/"$part$seed".pt
+                suites $seed 0 "$part" "${small[@]}" "${large[@]}"
+            done
+            ;;
+        active)
+            for seed in ${SEEDS:-1 2 3}; do
+                suites $seed 0 active "${small[@]}" "${large[@]}"
+            done
             ;;
         samples) suites ${SAMPLES_SEED:-1} 100 samples "${small[@]}" ;;
         solver)

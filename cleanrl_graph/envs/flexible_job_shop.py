@@ -12,9 +12,17 @@ jobs, is the schedule builder (`dispatch`):
 - "active": all that could start before the earliest completion of any of them. Some sequence of
   these choices is an optimal schedule: where an optimal one starts all that is left later, what
   could complete first can be moved there.
+- "conflict": of the active ones those on one machine, the one that can complete an operation first,
+  as in Giffler and Thompson (1960). Some sequence of these choices is an optimal schedule, too: one
+  of them comes next on this machine, or else what completes there first can be moved to it. Unlike
+  the others it offers no choices that only differ in their order: no two sequences make the same
+  schedule. An operation that is passed over stays free for another machine.
 
-"nondelay" is the default; what policies reach with it is in
-benchmark/results/flexible_job_shop_suites.
+"nondelay" is the default. Policies gain by delays where there are few jobs for each machine: on
+15x10 instances the mean gap of one trained with "conflict" is 6.1%, and 5.1% when it plays with
+"active" and may begin with the pair of which it is surest. It is at least 8.7% in all trainings
+with "nondelay", one of which is ahead on 20x5 to 40x10
+(benchmark/results/flexible_job_shop_suites).
 
 Mean gap of the rules below to the best known makespan, %; a job's rule takes the machine that
 completes it first:
@@ -197,6 +205,7 @@ class FlexibleJobShopEnv(DispatchEnv):
     """
 
     eval_suites = suites()
+    builders = "nondelay", "active", "conflict"
     fields = "times", "operations"
     load_instance = staticmethod(load_instance)
     check_instance = staticmethod(check_instance)
@@ -380,6 +389,10 @@ class FlexibleJobShopEnv(DispatchEnv):
         self.start[self.next_times == BIG] = BIG
         if self.dispatch == "active":
             self.legal = self.start < self.finish.min()
+        elif self.dispatch == "conflict":
+            job, machine = divmod(int(self.finish.argmin()), self.num_machines)
+            self.legal = np.zeros(self.start.shape, bool)
+            self.legal[:, machine] = self.start[:, machine] < self.finish[job, machine]
         else:
             self.legal = self.start <= self.start.min()
         self.legal &= self.start < BIG

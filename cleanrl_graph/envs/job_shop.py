@@ -244,11 +244,11 @@ class DispatchEnv(gym.Env):
     """Scheduling by dispatching one operation after the other, rewarded by minus the growth of a
     lower bound.
 
-    What JobShopEnv and FlexibleJobShopEnv share. A class has `fields`, the names of an instance's
-    two arrays, `load_instance` and `check_instance`; `_random_instance`, `_set_schedule`,
-    `_find_legal`, `_forced_choice` (the one choice that there is, or None), `_choice` (that of an
-    action), `_dispatch` (of a choice), `_lower_bound`, `_observe`, `_rules` (makespans of the
-    rules) and `_bars` (of the Gantt chart).
+    What JobShopEnv and FlexibleJobShopEnv share. A class has `builders`, the values of `dispatch`;
+    `fields`, the names of an instance's two arrays; `load_instance` and `check_instance`;
+    `_random_instance`, `_set_schedule`, `_find_legal`, `_forced_choice` (the one choice that there
+    is, or None), `_choice` (that of an action), `_dispatch` (of a choice), `_lower_bound`,
+    `_observe`, `_rules` (makespans of the rules) and `_bars` (of the Gantt chart).
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 4}
@@ -256,7 +256,7 @@ class DispatchEnv(gym.Env):
     def __init__(
         self, jobs, machines, durations, instance, dispatch, skip_forced, reward_unit, render_mode
     ):
-        check_option("dispatch", dispatch, ["active", "nondelay"])
+        check_option("dispatch", dispatch, self.builders)
         check_option("reward_unit", reward_unit, ["bound", "time"])
         check_option("render_mode", render_mode, [None, "rgb_array"])
         self.dispatch = dispatch
@@ -348,10 +348,11 @@ class DispatchEnv(gym.Env):
         if self.name is not None:
             result["best_known"] = float(self.load_instance(self.name)[2])
             result |= self._rules(self.dispatch)
-            # The best rule may be one of the other schedule builder.
-            other = "nondelay" if self.dispatch == "active" else "active"
-            for rule, cost in self._rules(other).items():
-                result[f"{other} {rule}"] = cost
+            # The best rule may be one of another schedule builder.
+            for other in ("active", "nondelay"):
+                if other != self.dispatch:
+                    for rule, cost in self._rules(other).items():
+                        result[f"{other} {rule}"] = cost
         return {"eval": result}
 
     def render(self):
@@ -387,6 +388,7 @@ class JobShopEnv(DispatchEnv):
     """
 
     eval_suites = suites()
+    builders = "active", "nondelay"
     fields = "times", "machines"
     load_instance = staticmethod(load_instance)
     check_instance = staticmethod(check_instance)

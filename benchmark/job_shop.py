@@ -142,6 +142,14 @@ def cell(value: float) -> str:
     return "" if np.isnan(value) else "no solution" if np.isinf(value) else f"{value:.1f}"
 
 
+def label_of(method: str, seeds: dict[str, Costs], groups: Iterable[list[str]]) -> str:
+    """Method and number of the seeds that have all of a group's instances."""
+    num_seeds = lambda names: sum(set(names) <= set(costs) for costs in seeds.values())
+    counts = {num_seeds(names) for names in groups} - {0}
+    most = f"{'up to ' * (len(counts) > 1)}{max(counts, default=0)} seed{'s' * (counts != {1})}"
+    return f"**{method}, mean of {most}**"
+
+
 def trainings(results: str, published: list[dict]) -> dict[str, str]:
     """First word of a method -> what its training took."""
     found = {row["method"].split()[0].strip(","): row["training"] for row in published}
@@ -170,10 +178,7 @@ def gap_table(
     lines = [["mean gap, %", *(group.removeprefix("ta") for group in groups)]]
     for method, seeds in ours.items():
         cells = [mean_gap(seeds, names) for names in groups.values()]
-        num_seeds = lambda names: sum(set(names) <= set(costs) for costs in seeds.values())
-        counts = {num_seeds(names) for names in groups.values()} - {0}
-        most = f"{'up to ' * (len(counts) > 1)}{max(counts, default=0)} seed{'s' * (counts != {1})}"
-        lines.append([f"**{method}, mean of {most}**", *map(cell, cells)])
+        lines.append([label_of(method, seeds, groups.values()), *map(cell, cells)])
     for method, costs in others.items():
         lines.append([method, *(cell(gap(costs, names)) for names in groups.values())])
     for method, row in published.items():
@@ -205,26 +210,19 @@ def seconds_table(rows: list[dict]) -> list:
     ]
 
 
-def l2d_table(rows: list[dict], budgets: dict[str, str]) -> list:
+def l2d_table(ours: dict, budgets: dict[str, str]) -> list:
     """Mean makespans of the test sets of L2D, those that all instances of were played."""
-    lines = [
-        ["mean makespan", *(suite.removeprefix("l2d") for suite in L2D)],
-        *(
-            [name, *(f"{row[suite]:.1f}" if suite in row else "" for suite in L2D)]
-            for name, row in MAKESPANS.items()
-        ),
-    ]
-    for name in dict.fromkeys(row["name"] for row in rows):
-        by_seed = {}
-        for row in rows:
-            if row["name"] == name and row["suite"] in L2D and not int(row["samples"]):
-                seeds = by_seed.setdefault(row["suite"], {})
-                seeds.setdefault(row["seed"], []).append(float(row["cost"]))
+    lines = [["mean makespan", *(suite.removeprefix("l2d") for suite in L2D)]]
+    for name, row in MAKESPANS.items():
+        lines.append([name, *(f"{row[suite]:.1f}" if suite in row else "" for suite in L2D)])
+    groups = [[f"{suite}-{k:02d}" for k in range(100)] for suite in L2D]
+    for method, seeds in ours.items():
         cells = []
-        for suite in L2D:
-            whole = [costs for costs in by_seed.get(suite, {}).values() if len(costs) == 100]
-            cells.append(f"{np.mean(whole):.1f}" if whole else "")
-        lines.append([f"**ours, {name}, greedy**", *cells])
+        for names in groups:
+            whole = [costs for costs in seeds.values() if set(names) <= set(costs)]
+            means = [np.mean([costs[name] for name in names]) for costs in whole]
+            cells.append(f"{np.mean(means):.1f}" if means else "")
+        lines.append([label_of(method, seeds, groups), *cells])
     return with_trainings(lines, budgets)
 
 
@@ -352,7 +350,7 @@ def main(args: Args) -> None:
         gap_table(ours, solver | rules, taillard, published, budgets),
         gap_table(best, solver | per_instance, THREE, {}, budgets),
         gap_table(ours, solver | rules | per_instance, others, {}, budgets),
-        l2d_table(rows, budgets),
+        l2d_table(ours, budgets),
         family_table(rows),
         seconds_table([row for row in rows if not schedules.MADE.fullmatch(row["suite"])]),
     ]

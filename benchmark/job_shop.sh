@@ -35,7 +35,10 @@ for part in ${PARTS:-quick greedy l2d families samples solver table}; do
                 --note "The return is (lower bound - makespan) / lower bound, on random instances of the sizes of the training."
             ;;
         greedy) play --suites "${small[@]}" "${large[@]}" --samples 0 -1 ;;
-        l2d) play --suites l2d6x6 l2d10x10 l2d15x15 l2d20x20 l2d30x20 --samples 0 ;;
+        l2d)
+            play --suites l2d6x6 l2d10x10 l2d15x15 l2d20x20 l2d30x20 --samples 0
+            SEEDS=1 play --suites l2d10x10 --samples 16
+            ;;
         families)
             play --samples 0 --suites \
                 {uniform,flow,halves,narrow,wide,exponential,bimodal,perjob,permachine}{15x15,30x10} \

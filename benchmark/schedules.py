@@ -203,8 +203,8 @@ def main(args: Args) -> None:
     about = {"name": args.name, "seed": args.seed, "cpu": cpu_name(), "commit": commit(7)}
     with added(path, COLUMNS) as add:
         for suite, name, instance, num in tqdm(todo, unit="instance"):
-            torch.manual_seed(args.seed)
             policy, began, costs = policies[num <= 0], time.perf_counter(), []
+            policy.generator.manual_seed(args.seed)  # whatever was played before
             count = {0: 1, -1: 2}.get(num, num)
             drawn = [reverse(instance) if k % 2 else instance for k in range(count)]
             for k in range(0, len(drawn), args.batch):

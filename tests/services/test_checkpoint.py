@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import cloudpickle
 import gymnasium as gym
+import helpers
 import numpy as np
 import pytest
 import torch
@@ -368,3 +369,20 @@ def test_trusted_copies(capsys):
     for _ in range(2):
         assert dump_envs(envs) != [None] and capsys.readouterr().err == ""
         play(envs[0], range(5, 35))
+
+
+def test_who_begins_anew():
+    """An environment that is in no checkpoint begins an episode, and its memory is told so; the one
+    beside it goes on in the midst of its own."""
+    makers = [walks.Walk, walks.LeftOut]
+    envs = helpers.make_envs(makers)
+    envs.reset(1)
+    for _ in range(5):
+        before = envs.step(np.zeros((2, 1), int))
+    state = checkpoint.env_state(envs)
+    state["envs"] = checkpoint.exact_dumps(state["envs"])
+    resumed = helpers.make_envs(makers)
+    flat, begins = checkpoint.restore_envs(state, 7, resumed)
+    assert begins.tolist() == [False, True]
+    (seen,), (values,) = [[leaf[0] for leaf in obs] for obs in (before.obs, flat)]
+    print(seen, values, resumed.envs[1].unwrapped.reset(seed=9))

@@ -3,7 +3,7 @@
 # break? A rollout is as long as an episode, and a training ends where 95% of the greedy return are reached. Otherwise flags
 # are the defaults. About ... of one core for a seed.
 #
-#     bash benchmark/memory_lengths.sh [--out DIR] [FLAGS OF run.py]     # LENGTHS="10 100 1000" is the default
+#     bash benchmark/memory_lengths.sh [--out DIR] [FLAGS OF run.py]     # LENGTHS="10 100 1000" and all MEMORIES is the default
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 TABLE=memory_lengths
@@ -11,7 +11,7 @@ export OMP_NUM_THREADS=1
 
 declare -A steps=([10]=100000 [100]=300000 [1000]=500000) episodes=([10]=100 [100]=100 [1000]=20)
 systems=()
-memories=(lstm gru mingru gtrxl frames all_frames)
+memories=(${MEMORIES:-lstm gru mingru gtrxl frames all_frames})
 for length in ${LENGTHS:-10 100 1000}; do
     flags="--env-kwargs '{\"length\": $length}' --total-timesteps ${steps[$length]} --num-steps $((length < 128 ? 128 : length + 2))
         --eval-every 4 --eval-episodes ${episodes[$length]} --stop-at 0.95"

@@ -705,9 +705,9 @@ def parses(command):
 
 
 SHELL_FILES = """actions async bounds cells critic_only dag_schedule demos entities envpool
-    flexible_job_shop graph_context job_shop memory_lengths minigrid_memory pogema popgym ppo_framestack ppo_graph
-    ppo_gtrxl ppo_lstm_sparse public_tasks recall routes set_layers skills speed stateless_cartpole
-    third_party vectors vertex_cover""".split()
+    flexible_job_shop graph_context job_shop memory_lengths minigrid_memory pogema popgym
+    ppo_framestack ppo_graph ppo_gtrxl ppo_lstm_sparse public_tasks recall routes set_layers skills
+    speed stateless_cartpole third_party vectors vertex_cover""".split()
 PARTS = {"job_shop": "quick greedy l2d families samples solver table"}
 PARTS["stateless_cartpole"] = "ours table"
 

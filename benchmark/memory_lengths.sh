@@ -1,7 +1,7 @@
 #!/bin/bash
 # MemoryLength and T-maze with 10 and 100 steps between the cue and the choice: at which length does each memory break? A
-# rollout is at least as long as an episode, and a training ends where 95% of the greedy return are reached. Otherwise flags
-# are the defaults. About 35 minutes of one core for a seed; LENGTHS=1000 takes hours.
+# rollout is longer than an episode, and a training ends where 95% of the greedy return are reached. Otherwise flags
+# are the defaults. About 20 minutes of one core for a seed.
 #
 #     bash benchmark/memory_lengths.sh [--out DIR] [FLAGS OF run.py]     # LENGTHS="10 100" and all MEMORIES is the default
 set -euo pipefail
@@ -9,12 +9,12 @@ set -euo pipefail
 TABLE=memory_lengths
 export OMP_NUM_THREADS=1
 
-declare -A steps=([10]=100000 [100]=300000 [1000]=500000) episodes=([10]=100 [100]=100 [1000]=20)
+declare -A steps=([10]=100000 [100]=300000)
 systems=()
 memories=(${MEMORIES:-lstm gru mingru gtrxl frames all_frames})
 for length in ${LENGTHS:-10 100}; do
-    flags="--env-kwargs '{\"length\": $length}' --total-timesteps ${steps[$length]} --num-steps $((length < 128 ? 128 : length + 2))
-        --eval-every 4 --eval-episodes ${episodes[$length]} --stop-at 0.95"
+    flags="--env-kwargs '{\"length\": $length}' --total-timesteps ${steps[$length]} --num-steps 128
+        --eval-every 4 --eval-episodes 100 --stop-at 0.95"
     commands=()
     for memory in "${memories[@]}"; do
         case $memory in

@@ -19,10 +19,9 @@ jobs, is the schedule builder (`dispatch`):
   schedule. An operation that is passed over stays free for another machine.
 
 "nondelay" is the default. Policies gain by delays where there are few jobs for each machine: on
-15x10 instances those trained with "conflict" have a mean gap of 5.8% (three seeds) when they play
-with "active" and may begin with the pair of which they are surest. It is at least 8.7% in all
-trainings with "nondelay", one of which is ahead on 20x5 to 40x10
-(benchmark/results/flexible_job_shop_suites).
+15x10 instances those trained with "conflict" have a mean gap of 5.8% (three seeds), played with it
+or with "active". It is at least 8.7% in all trainings with "nondelay", one of which is ahead on
+20x5 to 40x10 (benchmark/results/flexible_job_shop_suites).
 
 Mean gap of the rules below to the best known makespan, %; a job's rule takes the machine that
 completes it first:

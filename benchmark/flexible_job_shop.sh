@@ -1,13 +1,13 @@
 #!/bin/bash
-# Flexible job-shop scheduling, (operation, machine) as actions on edges: one run of at most 20 minutes per seed on small
+# Flexible job-shop scheduling, (operation, machine) as actions on edges: one run of 10 to 12 minutes per seed on small
 # random instances, half as Song et al. draw them and half of other times and other numbers of machines per operation
 # (train); its models on the test sets of Song et al. and on the instances of Brandimarte and Hurink, greedily (greedy,
 # about 5 minutes per seed), and the best of 100 samples of one seed (samples, 1 1/2 hours); OR-Tools' CP-SAT for 1 and
 # 10 seconds (solver, 24 minutes, on a core that nothing else uses; needs benchmark/requirements.txt); the table (table).
 # One seed whose training also has instances of 10 to 20 jobs and 8 to 10 machines, and one that has only instances of 10 to
-# 30 jobs and 8 to 10 machines, but 2 million decisions, an hour of a shared core each (larger, largest).
-# One training per seed whose choices are conflict sets, a third of them on instances of 10 to 30 jobs and 8 to 10 machines,
-# and its suites: half an hour of a core per seed (conflict). The same models with all active pairs as choices (active).
+# 30 jobs and 8 to 10 machines, but 2 million decisions, 24 and 84 minutes of a shared core (larger, largest).
+# One training per seed whose choices are conflict sets, a third of the environments with 10 to 30 jobs and 8 to 10 machines,
+# and its suites: half an hour of a shared core per seed (conflict). The same models with all active pairs as choices (active).
 #
 #     bash benchmark/flexible_job_shop.sh [--out DIR] [FLAGS OF run.py]     # PARTS="train greedy samples larger largest conflict active solver table" is the default
 set -euo pipefail

@@ -85,7 +85,7 @@ def num_workers() -> int:
 
 def machine(args: Args) -> dict:
     """Hardware, versions and commit, for the files."""
-    about = {"dry": args.dry, "gpu": None, "cpu": cpu_name(), "cpus": num_workers() + 2}
+    about = {"dry": args.dry, "gpu": None, "cpu": cpu_name(), "cpus": len(os.sched_getaffinity(0))}
     about |= {"system": platform.system(), "python": platform.python_version()}
     about |= {"torch": torch.__version__, "commit": args.commit or commit(7)}
     about |= {name: importlib.metadata.version(name) for name in PACKAGES}
@@ -179,7 +179,7 @@ def measure(results: Results, rows: list[Row], args: Args) -> int:
     missing = [row for row in rows if not results.has(row)]
     print(f"{len(rows) - len(missing)} of {len(rows)} rows are there", flush=True)
     failed = 0
-    # Those of the checks beside each other: they tell no times
+    # Those of the checks beside each other: their seconds are rough
     with concurrent.futures.ThreadPoolExecutor(max(1, num_workers() // 2)) as pool:
         begun = {}
         for row in missing:
@@ -274,14 +274,16 @@ def steady(updates: list[tuple[float, float]]) -> float:
 
 def compiler(args: Args) -> dict:
     """What torch.compile needs on this machine, and whether it makes x + 1."""
-    start = time.perf_counter()
+    seconds = None
     if not args.dry:
+        start = time.perf_counter()
         x = torch.arange(5, device="cuda")
         if not torch.equal(torch.compile(lambda x: x + 1)(x), x + 1):
             raise RuntimeError("the compiled x + 1 is another number")
+        seconds = time.perf_counter() - start
     path = shutil.which(os.environ.get("CC", "gcc"))
     version = output(path, "--version").split("\n")[0] if path else "none"
-    return {"C compiler": version, "x + 1 compiled, s": time.perf_counter() - start}
+    return {"C compiler": version, "x + 1 compiled, s": seconds}
 
 
 def updates(args: Args, script: str, task: str) -> dict:
@@ -401,10 +403,10 @@ step, for the actions, one per update for the values, one for what is logged, an
 one per epoch. ppo_graph_async.py steps in a process of its own, which is not watched.""",
     "sps": """SPS: environment steps per second in the second half of the time between the end of
 the first update and the end of the run, 20 updates, or 40 that are compiled, of a million steps at
-most. Rollouts of 128 and 32 steps with 64 and 512 environments, 4 minibatches, 4 epochs. Workers
-are processes that step the environments; CleanRL's ppo.py, with the two changes of
-benchmark/speed/cartpole_vs_cleanrl.py, has none. One VectorEnv steps all environments at once, in
-this process.""",
+most. Rollouts of 128 and 32 steps with 64 and 512 environments (of VectorEnvs also 4,096),
+4 minibatches, 4 epochs. Workers are processes that step the environments; CleanRL's ppo.py, with
+the two changes of benchmark/speed/cartpole_vs_cleanrl.py, has none. One VectorEnv steps all
+environments at once, in this process.""",
 }
 
 

@@ -10,18 +10,18 @@ jobs, is the schedule builder (`dispatch`):
 - "nondelay": those that can start at the earliest time. No machine waits while it has work, so the
   optimum may be out of reach, but fewer choices are bad ones.
 - "active": all that could start before the earliest completion of any of them. Some sequence of
-  these choices is an optimal schedule: where an optimal one starts all that is left later, what
-  could complete first can be moved there.
+  these choices is an optimal schedule: if none of them starts next in an optimal one, all that is
+  left starts at this completion or later, so what completes first can be moved before it.
 - "conflict": of the active ones those on one machine, the one that can complete an operation first,
-  as in Giffler and Thompson (1960). Some sequence of these choices is an optimal schedule, too: one
-  of them comes next on this machine, or else what completes there first can be moved to it. Unlike
-  the others it offers no choices that only differ in their order: no two sequences make the same
-  schedule. An operation that is passed over stays free for another machine.
+  as in Giffler and Thompson (1960); `JobShopEnv` calls this "active". Some sequence of these
+  choices is an optimal schedule, too: if none of them comes next on this machine in an optimal one,
+  what completes first fits in before. No two sequences of these choices make the same schedule, as
+  some of the other builders do. An operation that is not chosen may later run on another machine.
 
 "nondelay" is the default. Policies gain by delays where there are few jobs for each machine: on
 15x10 instances those trained with "conflict" have a mean gap of 5.8% (three seeds), played with it
 or with "active". It is at least 8.7% in all trainings with "nondelay", one of which is ahead on
-20x5 to 40x10 (benchmark/results/flexible_job_shop_suites).
+20x5 and from 20x10 on (benchmark/results/flexible_job_shop_suites).
 
 Mean gap of the rules below to the best known makespan, %; a job's rule takes the machine that
 completes it first:

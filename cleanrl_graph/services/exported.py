@@ -1,7 +1,7 @@
 """A policy that was exported, from the three files NAME.pt2, NAME.json and this one, NAME.py. They
 need torch and NumPy, and this file may be changed.
 
-    python policy.py                   # plays ten episodes of its environment, with gymnasium
+    python policy.py                   # plays ten episodes, with gymnasium and the environment
 
     from policy import Policy          # in a program, with the files in its folder
     policy = Policy()

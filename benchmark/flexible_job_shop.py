@@ -36,7 +36,7 @@ KINDS = {
     "greedy": "",
     "active": "trained with conflict sets on 5 to 30 jobs, played with active pairs",
     "conflict": "trained with conflict sets on 5 to 30 jobs, played with them",
-    "larger": "larger instances in the training",
+    "longer": "trained on with up to 40 jobs, played with active pairs",
     "largest": "trained on 10 to 30 jobs and 8 to 10 machines",
 }
 Rows = dict[str, dict[str, float]]  # method -> suite -> mean gap
@@ -145,7 +145,6 @@ def main(args: Args) -> None:
         "makespan:",
         table(rows, PUBLIC, trainings),
         SOURCES,
-        *tables.commands(runs),
     ]
     tables.publish(folder, parts)
 

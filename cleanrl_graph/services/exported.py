@@ -93,6 +93,13 @@ if __name__ == "__main__":
     sys.path.append(os.getcwd())  # where the environment's module may be
     policy = Policy()
     env = gym.make(policy.file["env_id"], disable_env_checker=True, **policy.file["env_kwargs"])
+    for name in ("observation_space", "action_space"):
+        own = str(getattr(env, name))
+        if own != policy.file[name]:
+            sys.exit(
+                f"{name}: the environment has {own}, the policy was trained with "
+                f"{policy.file[name]}: wrap the environment as in its training, see above"
+            )
     for episode in range(10):
         obs, _ = env.reset(seed=episode)
         policy.reset()

@@ -26,6 +26,13 @@ def trained(tmp_path, name, **flags):
     return run_folder(tmp_path) / "model.pt"
 
 
+def command_of(folder):
+    """What the program of an export in a folder of one's own prints, and its exit code."""
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    where = dict(cwd=folder, env=env, text=True, capture_output=True)
+    return subprocess.run([sys.executable, "mine.py"], **where)
+
+
 def same(ours, theirs):
     if isinstance(theirs, dict):
         return ours.keys() == theirs.keys() and all(same(ours[k], theirs[k]) for k in theirs)
@@ -78,5 +85,15 @@ def test_its_command_plays(tmp_path):
     where = dict(cwd=tmp_path, env=env, text=True, capture_output=True, check=True)
     words = [sys.executable, "-m", "cleanrl_graph.services.export", str(path), "mine.pt2"]
     assert "python mine.py plays it" in subprocess.run(words, **where).stdout
-    played = subprocess.run([sys.executable, "mine.py"], **where).stdout
+    played = command_of(tmp_path).stdout
     assert len(re.findall(r"^episode \d: return [1-9]", played, re.M)) == 10
+
+
+@pytest.mark.slow
+def test_its_command_plays_no_other_environment(tmp_path):
+    """--wrap has made other observations of those that the environment returns."""
+    path = trained(tmp_path, "ppo_graph", env_id="CartPole-v1", wrap=("z:skill:3",))
+    export.export(str(path), str(tmp_path / "mine.pt2"))
+    played = command_of(tmp_path)
+    assert played.returncode == 1
+    assert "observation_space: the environment has Box" in played.stderr

@@ -519,7 +519,7 @@ def test_schedules_go_on(tmp_path):
     flags = dict(env_id="envs:JobShop-v0", env_kwargs=kwargs, save_model=True)
     trained = helpers.run(tmp_path / "runs", **flags, eval_suite="ft", eval_samples=0)
     greedy, model = [row["greedy"] for row in trained.rows], str(trained.folder / "model.pt")
-    args = schedules.Args(model, "m", 3, ["ft"], max_instances=2, results=str(tmp_path))
+    args = schedules.Args([model], "m", 3, ["ft"], max_instances=2, results=str(tmp_path))
 
     def play(**changes):
         """The rows that are added."""
@@ -579,7 +579,7 @@ def test_a_model_of_job_shops(tmp_path):
     machine's rounding."""
     folder = BENCHMARK / "results" / "job_shop"
     flags = dict(name="quick", seed=1, suites=["la"], max_instances=2, results=str(tmp_path))
-    schedules.main(schedules.Args(model=str(folder / "quick_s1.pt"), **flags))
+    schedules.main(schedules.Args(model=[str(folder / "quick_s1.pt")], **flags))
     rows, known = (tables.read(path / "schedules.csv") for path in (tmp_path, folder))
     known = {schedules.key_of(row): float(row["cost"]) for row in known}
     ratios = [float(row["cost"]) / known[schedules.key_of(row)] for row in rows]

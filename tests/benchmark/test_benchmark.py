@@ -708,7 +708,7 @@ SHELL_FILES = """actions async bounds cells critic_only dag_schedule demos entit
     flexible_job_shop graph_context job_shop memory_lengths minigrid_memory pogema popgym
     ppo_framestack ppo_graph ppo_gtrxl ppo_lstm_sparse public_tasks recall routes set_layers skills
     speed stateless_cartpole third_party vectors vertex_cover""".split()
-PARTS = {"job_shop": "quick greedy l2d families samples solver table"}
+PARTS = {"job_shop": "quick greedy ensembles l2d families samples solver table"}
 PARTS["stateless_cartpole"] = "ours table"
 
 

@@ -3,15 +3,15 @@
 # 128 tasks of each setting of the benchmark, lifelong and one-shot, also in a warehouse with 192 robots, which is never
 # trained on; beside rules and beside the benchmark's raw data, which benchmark/pogema/raw_data.py reads. Ablations on the
 # first seed, a quarter of the steps each: no links between robots, no cost-to-go, one reward for all robots. A run is one
-# process: 17 to 21 minutes of a core. What is finished is never run again, and a run that was stopped goes on from
-# its last checkpoint.
+# process: 17 to 21 minutes of a core; with four times the steps, on the first seed, too (longer), 75. What is finished is
+# never run again, and a run that was stopped goes on from its last checkpoint.
 #
 #     bash benchmark/pogema.sh [--out DIR] [FLAGS OF run.py]
 #     PARTS="ablations scores" SEEDS=1 DATA=../pogema-benchmark bash benchmark/pogema.sh
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 TABLE=pogema
-PARTS=${PARTS:-agents ablations scores}
+PARTS=${PARTS:-agents ablations longer scores}
 DATA=${DATA:-}  # a clone of Cognitive-AI-Systems/pogema-benchmark, if its raw data are to be read again
 export OMP_NUM_THREADS=1
 
@@ -38,11 +38,13 @@ for part in $PARTS; do
                 "no_links=cleanrl_graph/ppo_graph_agents.py $short $(tasks '"link_radius": 0')" \
                 "no_cost=cleanrl_graph/ppo_graph_agents.py $short $(tasks '"link_radius": 3, "cost_to_go": false')" \
                 "joint=cleanrl_graph/ppo_graph.py $short $(tasks)" ;;
+        longer) train "${seeds[0]}" "longer=cleanrl_graph/ppo_graph_agents.py $flags --total-timesteps 1000000 $(tasks)" ;;
         scores)
             [ -z "$DATA" ] || "$PYTHON" benchmark/pogema/raw_data.py --data "$DATA"
             "$PYTHON" benchmark/pogema/scores.py
             "$PYTHON" benchmark/report.py --table $TABLE --skip --systems \
-                "ppo_graph_agents.py=agents_*" "the same, a quarter of the steps=short_*" "no links between robots=no_links_*" \
+                "ppo_graph_agents.py=agents_*" "four times the steps=longer_*" "a quarter of the steps=short_*" \
+                "no links between robots=no_links_*" \
                 "no cost-to-go=no_cost_*" "one reward for all robots=joint_*" --columns steps SPS final \
                 --note "The return is the sum over an episode of the robots' mean reward, on tasks of the training. Throughputs:
 tables.md. The last three have a quarter of the steps, too." \

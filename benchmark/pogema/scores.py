@@ -36,6 +36,7 @@ LIFELONG = ("random_32", "random_64", "mazes_32", "mazes_64", "warehouse_192")
 SUITES = LIFELONG + tuple(f"one_shot_{suite}" for suite in LIFELONG)
 NAMES = {  # runs of pogema.sh
     "agents": "**ppo_graph_agents.py**",
+    "longer": "four times the steps",
     "short": "a quarter of the steps",
     "no_links": "a quarter, without links between robots",
     "no_cost": "a quarter, without cost-to-go",

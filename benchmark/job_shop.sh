@@ -1,7 +1,7 @@
 #!/bin/bash
 # Job-shop scheduling, the whole table. A training by two ranks on two cores (quick). What its models find, instance by
 # instance and with the seconds of each: greedily, forwards and as the better of both directions, on la, ta, orb, swv, abz and
-# yn (greedy), and there each two and all three models as one policy (ensembles); on the test sets of L2D (l2d); on other
+# yn (greedy), and forwards by each two and all three models as one policy (ensembles); on the test sets of L2D (l2d); on other
 # durations and routes (families); and the best of 128 samples (samples): all seeds up to 20x20, beyond one seed, three
 # instances of each group at temperature 1, and all up to 50x20 at 0.5. CP-SAT of OR-Tools for 1, 10 and 60 seconds, on a core
 # that nothing else uses, with benchmark/requirements.txt (solver). Tables and plot (table). Goes on where it was stopped. A
@@ -33,7 +33,7 @@ ensemble() { # SEEDS: their models as one policy, if there are all
     local models=($(for seed in "$@"; do model_of $seed; done))
     [ ${#models[@]} -lt $# ] ||
         "$PYTHON" benchmark/schedules.py --model "${models[@]}" --name "$# models" --seed $1 \
-            --suites "${small[@]}" "${large[@]}" --samples 0 -1
+            --suites "${small[@]}" "${large[@]}" --samples 0
 }
 
 for part in ${PARTS:-quick greedy ensembles l2d families samples solver table}; do

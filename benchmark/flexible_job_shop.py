@@ -103,13 +103,18 @@ def solver_rows(path: Path) -> Rows:
 def our_trainings(results: str, names: list[str]) -> dict[str, str]:
     """Method -> what its training took. Of the one of the samples no run is left."""
     folder = tables.place(results, "flexible_job_shop/runs.csv").parent
+
+    def budget_of(kind: str) -> str:
+        return tables.budget(tables.finished(folder, f"{kind}_*").values(), "decisions")
+
     found = {}
     for name in names:
         if name.strip("*").startswith("ppo_graph.py greedy"):
             kind = next((key for key, text in KINDS.items() if text and text in name), "train")
             kind = "conflict" if kind == "active" else kind  # the same models
-            runs = tables.finished(folder, f"{kind}_*")
-            found[name] = tables.budget(runs.values(), "decisions")
+            found[name] = budget_of(kind)
+            if kind == "longer":
+                found[name] = f"{budget_of('conflict')}; then {found[name]}"
     return found
 
 

@@ -167,7 +167,7 @@ class Evaluations:
         seconds = sum(float(row["took"]) for row in rows)
         share = seconds / max(seconds + last["seconds"], 1e-9)
         yield (
-            f"return of the best of {len(rows)} evaluations, best.pt: {texts[0]}; of the last: "
+            f"return of the best evaluation of {len(rows)}, best.pt: {texts[0]}; of the last: "
             f"{texts[1]}. They took {seconds:.3g} s, {share:.0%} of the time"
         )
 

@@ -57,9 +57,9 @@ def wrong(said: dict) -> Iterator[str]:
         if TAKEN.match(name) or name in costs:
             yield f"info['metrics'] has the name {name!r}, which is taken: choose another"
         if number_of(value, nan=True) is None:
-            yield f"info['metrics'] has {name!r}: {value!r}, which is no finite number"
+            yield f"info['metrics'] has {name!r}: {value!r}: no finite number, nor NaN"
     if number_of(said.get("is_success", 0), nan=True) is None:
-        yield f"info['is_success'] is {said['is_success']!r}, not True or False"
+        yield f"info['is_success'] is {said['is_success']!r}, not True, False or NaN"
 
 
 def report_of(said: dict) -> dict:

@@ -150,7 +150,7 @@ def test_curves_rows_and_the_best(tmp_path):
     returns = returns_of(result.folder)
     best = returns.index(max(returns))
     (line,) = [line for line in result.text.splitlines() if "best.pt:" in line]
-    first = f"return of the best of 3 evaluations, best.pt: {returns[best]:.5g} at step "
+    first = f"return of the best evaluation of 3, best.pt: {returns[best]:.5g} at step "
     assert line.startswith(first + rows[best]["step"])
     assert f"; of the last: {returns[-1]:.5g} at step 120. They took " in line
     saved = best_of(result.folder)

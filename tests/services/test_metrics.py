@@ -147,9 +147,9 @@ def test_part_of_a_row(tmp_path):
 @pytest.mark.parametrize(
     "report, sentence",
     [
-        (lambda k: {"metrics": {"late": "soon"}}, "'late': 'soon', which is no finite number"),
+        (lambda k: {"metrics": {"late": "soon"}}, "'late': 'soon': no finite number, nor NaN"),
         (lambda k: {"metrics": {"return": 1}}, "the name 'return', which is taken"),
-        (lambda k: {"is_success": "yes"}, "is 'yes', not True or False"),
+        (lambda k: {"is_success": "yes"}, "is 'yes', not True, False or NaN"),
     ],
 )
 def test_sentences(report, sentence, tmp_path):

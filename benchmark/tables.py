@@ -229,7 +229,7 @@ def budget(runs: Iterable[dict], unit: str, cores: int = 1) -> str:
         values = sorted(values)
         return " to ".join(dict.fromkeys([text(values[0]), text(values[-1])]))
 
-    short = lambda number: f"{number / 1e6:.1f}M" if number >= 1e6 else f"{number / 1e3:.0f}k"
+    short = lambda number: f"{number / 1e6:.1f}M" if number >= 0.95e6 else f"{number / 1e3:.0f}k"
     steps = span((run["steps"] for run in runs), short)
     minutes = span((run["duration"] / 60 for run in runs), "{:.0f}".format)
     return f"{steps} {unit}, {minutes} min, {cores} core{'s' * (cores > 1)}"

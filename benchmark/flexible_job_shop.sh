@@ -68,10 +68,10 @@ for part in ${PARTS:-train greedy samples largest conflict active longer solver 
             mkdir -p $RUNS/flexible_job_shop_models
             seeds=${SEEDS:-1 2 3}
             [ $part != largest ] || seeds=1
+            [ $part = longer ] || run flexible_job_shop --seeds $seeds "$@" --commands "${!part}"
             for seed in $seeds; do
-                from=
-                [ $part != longer ] || from="--load-model $RUNS/flexible_job_shop_models/conflict$seed.pt"
-                run flexible_job_shop --seeds $seed "$@" --commands "${!part} $from"
+                [ $part != longer ] || run flexible_job_shop --seeds $seed "$@" \
+                    --commands "$longer --load-model $RUNS/flexible_job_shop_models/conflict$seed.pt"
                 model=($RUNS/flexible_job_shop/"$part"_*_s"${seed}"_*/*/model.pt)
                 [ ! -f "${model[0]}" ] || cp "${model[0]}" $RUNS/flexible_job_shop_models/"$part$seed".pt
                 suites $seed 0 "$part" "${small[@]}" "${large[@]}"

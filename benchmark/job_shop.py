@@ -151,11 +151,10 @@ def label_of(method: str, seeds: dict[str, Costs], groups: Iterable[list[str]]) 
 
 
 def trainings(results: str, published: list[dict]) -> dict[str, str]:
-    """First word of a method, or the name of ours -> what its training took."""
+    """First word of a method -> what its training took."""
     found = {row["method"].split()[0].strip(","): row["training"] for row in published}
     runs = finished(place(results, "job_shop_quick/runs.csv").parent, "quick_*")
-    found["quick"] = own = budget(runs.values(), "decisions", cores=2)
-    return found | {f"{num} models": f"{num} trainings, each {own}" for num in (2, 3)}
+    return found | {"quick": budget(runs.values(), "decisions", cores=2)}
 
 
 def with_trainings(lines: list, budgets: dict[str, str]) -> list:
@@ -163,8 +162,7 @@ def with_trainings(lines: list, budgets: dict[str, str]) -> list:
     solvers."""
     found = [[*lines[0], "training"]]
     for method, *cells in lines[1:]:
-        ours = re.match(r"\*\*ours, ([^,]+)", method)
-        name = ours[1] if ours else method.split()[0].strip(",")
+        name = "quick" if method.startswith("**ours, quick") else method.split()[0].strip(",")
         found += [[method, *cells, budgets.get(name, "")]] if any(cells) else []
     return found
 

@@ -55,8 +55,8 @@ MADE = re.compile(rf"({'|'.join(FAMILIES)})(\d+)x(\d+)")
 
 @dataclass
 class Args:
-    model: list[str]
-    """model.pt of a policy for JobShop-v0, or of several that act as one: see `ensemble`"""
+    model: str
+    """model.pt of a policy for JobShop-v0"""
     name: str
     """what the rows call it"""
     seed: int
@@ -156,29 +156,10 @@ def play(policy: Policy, envs: list[gym.Env]) -> list[float]:
     return costs
 
 
-def ensemble(policies: list[Policy]) -> Policy:
-    """The first policy, which from now on has the mean of all policies' log-probabilities. They are
-    not normalised again: the largest, and a sample, which takes the largest after Gumbel noise,
-    need them up to a constant."""
-    policy, *others = policies
-
-    def mean(head, inputs, dist):
-        _, _, obs, before = inputs
-        for other in others:
-            features, elements = other.agent.encoder(obs)
-            latent = other.agent.actor(features)
-            own = other.agent.head.heads[0](latent, elements, obs, before)
-            dist.log_probs = dist.log_probs + own.log_probs
-        dist.log_probs = dist.log_probs / len(policies)
-
-    if others:
-        policy.agent.head.heads[0].register_forward_hook(mean)
-    return policy
-
-
 def cool(policy: Policy, temperature: float) -> None:
-    """From now on the policy divides its log-probabilities by the temperature. As in `ensemble`
-    they are not normalised again."""
+    """From now on the policy divides its log-probabilities by the temperature, and does not
+    normalise them again: a sample, which takes the largest after Gumbel noise, needs them up to a
+    constant."""
 
     def cooled(head, inputs, dist):
         dist.log_probs = dist.log_probs / temperature
@@ -208,8 +189,7 @@ def main(args: Args) -> None:
     policies = {}
     for greedy in {num <= 0 for num in args.samples}:
         num_envs = 2 if greedy else args.batch
-        models = [load_policy(path, largest, num_envs, greedy) for path in args.model]
-        policies[greedy] = ensemble(models)
+        policies[greedy] = load_policy(args.model, largest, num_envs, greedy)
     if False in policies:
         cool(policies[False], args.temperature)
     path = Path(args.results) / "schedules.csv"

@@ -519,7 +519,7 @@ def test_schedules_go_on(tmp_path):
     flags = dict(env_id="envs:JobShop-v0", env_kwargs=kwargs, save_model=True)
     trained = helpers.run(tmp_path / "runs", **flags, eval_suite="ft", eval_samples=0)
     greedy, model = [row["greedy"] for row in trained.rows], str(trained.folder / "model.pt")
-    args = schedules.Args([model], "m", 3, ["ft"], max_instances=2, results=str(tmp_path))
+    args = schedules.Args(model, "m", 3, ["ft"], max_instances=2, results=str(tmp_path))
 
     def play(**changes):
         """The rows that are added."""
@@ -579,7 +579,7 @@ def test_a_model_of_job_shops(tmp_path):
     machine's rounding."""
     folder = BENCHMARK / "results" / "job_shop"
     flags = dict(name="quick", seed=1, suites=["la"], max_instances=2, results=str(tmp_path))
-    schedules.main(schedules.Args(model=[str(folder / "quick_s1.pt")], **flags))
+    schedules.main(schedules.Args(model=str(folder / "quick_s1.pt"), **flags))
     rows, known = (tables.read(path / "schedules.csv") for path in (tmp_path, folder))
     known = {schedules.key_of(row): float(row["cost"]) for row in known}
     ratios = [float(row["cost"]) / known[schedules.key_of(row)] for row in rows]
@@ -708,7 +708,7 @@ SHELL_FILES = """actions async bounds cells critic_only dag_schedule demos entit
     flexible_job_shop graph_context job_shop memory_lengths minigrid_memory pogema popgym
     ppo_framestack ppo_graph ppo_gtrxl ppo_lstm_sparse public_tasks recall routes set_layers skills
     speed stateless_cartpole third_party vectors vertex_cover""".split()
-PARTS = {"job_shop": "quick greedy ensembles l2d families samples solver table"}
+PARTS = {"job_shop": "quick greedy l2d families samples solver table"}
 PARTS["stateless_cartpole"] = "ours table"
 
 

@@ -7,11 +7,6 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmark"))
 import job_shop  # noqa: E402
 import schedules  # noqa: E402
 import tables  # noqa: E402
-import torch  # noqa: E402
-
-from cleanrl_graph.services.policy import load_policy  # noqa: E402
-
-MODEL = str(Path(job_shop.__file__).parent / "results" / "job_shop" / "quick_s1.pt")
 
 
 def rows_of(seed, samples, costs, number=100):
@@ -39,42 +34,14 @@ def test_sets_of_l2d_have_the_best_of_samples():
 
 def test_samples_are_those_of_the_seed(tmp_path):
     """Whether or not other instances were sampled before."""
+    model = str(Path(job_shop.__file__).parent / "results" / "job_shop" / "quick_s1.pt")
 
     def costs_of(suites, seed):
         folder = tmp_path / f"{len(suites)}_{seed}"
         schedules.main(
-            schedules.Args([MODEL], "m", seed, suites, [4], max_instances=1, results=str(folder))
+            schedules.Args(model, "m", seed, suites, [4], max_instances=1, results=str(folder))
         )
         return tables.read(folder / "schedules.csv")[-1]["costs"]
 
     costs = costs_of(["l2d6x6", "orb"], 1)
     assert costs == costs_of(["orb"], 1) != costs_of(["orb"], 2)
-
-
-def test_an_ensemble_has_the_mean_of_the_log_probabilities():
-    """Of three models, of which the second prefers other operations and the third is the first."""
-    envs = [schedules.job_shop.JobShopEnv(instance=name, lookahead=2) for name in ("ft06", "la01")]
-    observations = [env.reset()[0] for env in envs]
-    policies = [load_policy(MODEL, envs[0], num_envs=2) for _ in range(3)]
-    heads = [policy.agent.head.heads[0] for policy in policies]
-    for param in heads[1].key.parameters():
-        param.data.neg_()
-
-    def log_probs_of(k):
-        found = []
-        hook = heads[k].register_forward_hook(lambda head, inputs, dist: found.append(dist))
-        actions = policies[k](observations)
-        hook.remove()
-        return found[-1].log_probs, actions
-
-    each = [log_probs_of(k) for k in range(3)]
-    assert each[0][1] != each[1][1]
-    schedules.ensemble(policies)
-    log_probs, actions = log_probs_of(0)
-    mean = torch.stack([own for own, _ in each]).mean(0)
-    assert torch.allclose(log_probs, mean, atol=1e-5)
-    start = 0
-    for obs, action in zip(observations, actions):
-        num = len(obs["graph"].nodes)
-        assert action == mean[start : start + num].argmax()
-        start += num

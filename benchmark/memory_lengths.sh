@@ -1,7 +1,7 @@
 #!/bin/bash
 # MemoryLength and T-maze with 10 and 100 steps between the cue and the choice: at which length does each memory break? A
 # rollout is longer than an episode, and a training ends where 95% of the greedy return are reached. Otherwise flags
-# are the defaults. About 20 minutes of one core for a seed.
+# are the defaults. About 20 minutes of one core for a seed, and 45 for the T-maze of 100 steps.
 #
 #     bash benchmark/memory_lengths.sh [--out DIR] [FLAGS OF run.py]     # LENGTHS="10 100" and all MEMORIES is the default
 set -euo pipefail
@@ -9,24 +9,25 @@ set -euo pipefail
 TABLE=memory_lengths
 export OMP_NUM_THREADS=1
 
-declare -A steps=([10]=100000 [100]=300000)
+declare -A steps=([MemoryLength_10]=100000 [TMaze_10]=100000 [MemoryLength_100]=300000 [TMaze_100]=1000000)
 systems=()
 memories=(${MEMORIES:-lstm gru mingru gtrxl frames all_frames})
-for length in ${LENGTHS:-10 100}; do
-    flags="--env-kwargs '{\"length\": $length}' --total-timesteps ${steps[$length]} --num-steps 128
-        --eval-every 4 --eval-episodes 100 --stop-at 0.95"
-    commands=()
-    for memory in "${memories[@]}"; do
-        case $memory in
-            gtrxl) script="ppo_gtrxl.py --memory-length $((length + 2))" ;;
-            frames) script="ppo_framestack.py" ;;
-            all_frames) script="ppo_framestack.py --obs-shifts $((-length - 1)):0" ;;
-            *) script="ppo_lstm_sparse.py --cell $memory" ;;
-        esac
-        commands+=("${memory}_$length=cleanrl_graph/$script $flags")
+for task in MemoryLength TMaze; do
+    for length in ${LENGTHS:-10 100}; do
+        flags="--env-kwargs '{\"length\": $length}' --total-timesteps ${steps[${task}_$length]} --num-steps 128
+            --eval-every 4 --eval-episodes 100 --stop-at 0.95"
+        commands=()
+        for memory in "${memories[@]}"; do
+            case $memory in
+                gtrxl) script="ppo_gtrxl.py --memory-length $((length + 2))" ;;
+                frames) script="ppo_framestack.py" ;;
+                all_frames) script="ppo_framestack.py --obs-shifts $((-length - 1)):0" ;;
+                *) script="ppo_lstm_sparse.py --cell $memory" ;;
+            esac
+            commands+=("${memory}_$length=cleanrl_graph/$script $flags")
+        done
+        "$PYTHON" benchmark/run.py --table $TABLE --env-ids envs:$task-v0 --seeds ${SEEDS:-1 2 3} "$@" --commands "${commands[@]}"
     done
-    "$PYTHON" benchmark/run.py --table $TABLE --env-ids envs:MemoryLength-v0 envs:TMaze-v0 --seeds ${SEEDS:-1 2 3} "$@" \
-        --commands "${commands[@]}"
 done
 
 declare -A names=([lstm]="LSTM" [gru]="GRU" [mingru]="minGRU" [gtrxl]="GTrXL" [frames]="16 frames" [all_frames]="all frames")

@@ -26,6 +26,8 @@ for task in MemoryLength TMaze; do
             esac
             commands+=("${memory}_$length=cleanrl_graph/$script $flags")
         done
+        [ ${task}_$length != TMaze_100 ] ||
+            commands+=("gru_entropy_$length=cleanrl_graph/ppo_lstm_sparse.py --cell gru --ent-coef 0.05 $flags")
         "$PYTHON" benchmark/run.py --table $TABLE --env-ids envs:$task-v0 --seeds ${SEEDS:-1 2 3} "$@" --commands "${commands[@]}"
     done
 done
@@ -38,6 +40,7 @@ for task in MemoryLength TMaze; do
         done
     done
 done
+systems+=("TMaze, 100 steps|GRU, --ent-coef 0.05=gru_entropy_100_TMaze-v0_*")
 "$PYTHON" benchmark/report.py --table $TABLE --skip --columns steps final greedy --systems "${systems[@]}" \
     --note "Greedy: the evaluation at the end, after the first evaluation of at least 0.95, or after all steps. Without memory
 MemoryLength has 0 and TMaze at most 0.5. Frames see the last 16 observations and actions, all frames those of the whole episode

@@ -1,7 +1,8 @@
 #!/bin/bash
 # MemoryLength and T-maze with 10 and 100 steps between the cue and the choice: at which length does each memory break? A
-# rollout is longer than an episode, and a training ends where 95% of the greedy return are reached. Otherwise flags
-# are the defaults. About 20 minutes of one core for a seed, and 45 for the T-maze of 100 steps.
+# rollout is longer than an episode, and a training ends where 95% of the greedy return are reached. Otherwise flags are the
+# defaults, but two memories also try the T-maze of 100 steps with a larger bonus for entropy. About 20 minutes of one core
+# for a seed, and 45 for the T-maze of 100 steps.
 #
 #     bash benchmark/memory_lengths.sh [--out DIR] [FLAGS OF run.py]     # LENGTHS="10 100" and all MEMORIES is the default
 set -euo pipefail
@@ -26,8 +27,9 @@ for task in MemoryLength TMaze; do
             esac
             commands+=("${memory}_$length=cleanrl_graph/$script $flags")
         done
-        [ ${task}_$length != TMaze_100 ] ||
-            commands+=("gru_entropy_$length=cleanrl_graph/ppo_lstm_sparse.py --cell gru --ent-coef 0.05 $flags")
+        [ ${task}_$length != TMaze_100 ] || commands+=(
+            "gru_entropy_$length=cleanrl_graph/ppo_lstm_sparse.py --cell gru --ent-coef 0.05 $flags"
+            "gtrxl_entropy_$length=cleanrl_graph/ppo_gtrxl.py --memory-length 102 --ent-coef 0.05 $flags")
         "$PYTHON" benchmark/run.py --table $TABLE --env-ids envs:$task-v0 --seeds ${SEEDS:-1 2 3} "$@" --commands "${commands[@]}"
     done
 done
@@ -41,6 +43,7 @@ for task in MemoryLength TMaze; do
     done
 done
 systems+=("TMaze, 100 steps|GRU, --ent-coef 0.05=gru_entropy_100_TMaze-v0_*")
+systems+=("TMaze, 100 steps|GTrXL, --ent-coef 0.05=gtrxl_entropy_100_TMaze-v0_*")
 "$PYTHON" benchmark/report.py --table $TABLE --skip --columns steps final greedy --systems "${systems[@]}" \
     --note "Greedy: the evaluation at the end, after the first evaluation of at least 0.95, or after all steps. Without memory
 MemoryLength has 0 and TMaze at most 0.5. Frames see the last 16 observations and actions, all frames those of the whole episode

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Flexible job-shop scheduling, (operation, machine) as actions on edges: one run of 10 to 12 minutes per seed on small
+# Flexible job-shop scheduling, (operation, machine) as actions on edges: one run of 10 to 11 minutes per seed on small
 # random instances, half as Song et al. draw them and half of other times and other numbers of machines per operation
 # (train); its models on the test sets of Song et al. and on the instances of Brandimarte and Hurink, greedily (greedy,
 # about 5 minutes per seed), and the best of 100 samples of one seed (samples, 1 1/2 hours); OR-Tools' CP-SAT for 1 and
@@ -7,8 +7,8 @@
 # One seed that has only instances of 10 to 30 jobs and 8 to 10 machines, and 2 million decisions, 84 minutes of a shared core
 # (largest). One training per seed whose choices are conflict sets, a third of the environments with 10 to 30 jobs and 8 to 10
 # machines, and its suites: half an hour of a shared core per seed (conflict). The same models with all active pairs as choices
-# (active). They go on for a million decisions, half of them with 10 to 40 jobs and 5 to 10 machines, and play with all
-# active pairs: 30 minutes of a core per seed (longer).
+# (active). They go on for a million decisions, half of the environments with 10 to 40 jobs and 5 to 10 machines, and play with
+# all active pairs: half an hour more (longer). Both need the models of conflict.
 #
 #     bash benchmark/flexible_job_shop.sh [--out DIR] [FLAGS OF run.py]     # all PARTS: train greedy samples largest conflict active longer solver table
 set -euo pipefail

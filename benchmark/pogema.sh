@@ -3,7 +3,7 @@
 # 128 tasks of each setting of the benchmark, lifelong and one-shot, also in a warehouse with 192 robots, which is never
 # trained on; beside rules and beside the benchmark's raw data, which benchmark/pogema/raw_data.py reads. Ablations on the
 # first seed, a quarter of the steps each: no links between robots, no cost-to-go, one reward for all robots. A run is one
-# process: 17 to 21 minutes of a core; with four times the steps, on the first seed, too (longer), 75. What is finished is
+# process: 17 to 21 minutes of a core; with four times the steps, on the first seed, too (longer), 76. What is finished is
 # never run again, and a run that was stopped goes on from its last checkpoint.
 #
 #     bash benchmark/pogema.sh [--out DIR] [FLAGS OF run.py]
@@ -48,7 +48,7 @@ for part in $PARTS; do
                 "no cost-to-go=no_cost_*" "one reward for all robots=joint_*" --columns steps SPS final \
                 --note "The return is the sum over an episode of the robots' mean reward, on tasks of the training. Throughputs:
 tables.md. The last three have a quarter of the steps, too." \
-                "What limits it: from 200,000 steps on the curve is flat, though four times the steps still help in mazes and where all
-robots have to arrive. Robots that block each other find a way out by chance, greedy ones often none." ;;
+                "What limits it: robots that block each other find a way out by chance, greedy ones often none. From 200,000 steps on the return
+in training is flat; four times the steps still help in mazes, and with 32 robots on random maps." ;;
     esac
 done
